@@ -17,5 +17,12 @@ class FreshBuild(build):
         super().run()
 
 
-runpy.run_path(str(Path(__file__).parent / "stubs/make.py"), run_name="__main__")
-setup(cmdclass={"build": FreshBuild})
+here = Path(__file__).parent
+runpy.run_path(str(here / "stubs/make.py"), run_name="__main__")
+lines = (here / "README.md").read_text(encoding="utf-8").splitlines()
+setup(
+    cmdclass={"build": FreshBuild},
+    # A package index has no file for the picture to be loaded from.
+    long_description="\n".join(line for line in lines if not line.startswith("![")),
+    long_description_content_type="text/markdown",
+)

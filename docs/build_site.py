@@ -42,7 +42,7 @@ RETURNED = (
     "meshdsl.program.program.Program",
     "meshdsl.tools.show.Shown",
 )
-LINK = re.compile(r"(?<!!)\[([^\[\]]*)\]\(([^)\s:]+)\)")
+LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s:]+)\)")  # and the end of an image
 
 
 def on_files(files, config):

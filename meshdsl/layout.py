@@ -29,53 +29,21 @@ import meshdsl.layouts as layouts
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, either, nearest, quote
 from meshdsl.parsing import parse_toml
+from meshdsl.rules import (
+    ATTRIBUTES,
+    DEFAULTS,
+    LEVELS,
+    UNEVEN,
+    Rule,
+    check_keys,
+    check_orders,
+    check_word,
+    parsed_line,
+)
 
-LEVELS = ("rules", "parameters", "gradients", "optimizer")
-UNEVEN = ("error", "pad")
 GATHER = ("layer", "step")
 SUM = ("step", "layer")
-# What a rule may say, the default first; the moves and orders are those of `lowering.moves.table`.
-ATTRIBUTES: dict[str, Any] = {"uneven": UNEVEN, "move": {}, "order": {}}
-_DEFAULTS = {"move": "collective", "order": "natural"}
-_OF_PIPELINES = ("microbatches", "rounds")
 _BY_SIZE = re.compile(r"dim\d+_\d+")  # what `md.from_jax` calls a dim without a name
-_RULE = re.compile(r"\s*(\w+\??(?:\s*,\s*\w+\??)*)\s*->\s*(\w+(?:\s*,\s*\w+)*)\s*")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One dim over one axis.
-
-    Attributes:
-      where, text: quote the line of the layout that it came from.
-      pads: whether parts are padded where the dim does not divide.
-      move: how ops get operands that are split over the axis at rest; see `lowering.moves`.
-      order: which elements of the dim each part has; see `lowering.moves`.
-      microbatches: of a rule that makes a scan over `dim` a pipeline, the dim that is cut into
-        microbatches and how many there are; see `splits.pipeline`.
-      rounds: how often each microbatch goes round the stages of that pipeline.
-    """
-
-    dim: str
-    axis: str
-    optional: bool
-    level: str
-    where: str
-    text: str
-    pads: bool = False
-    move: str = _DEFAULTS["move"]
-    order: str = _DEFAULTS["order"]
-    microbatches: tuple[str, int] | None = None
-    rounds: int = 1
-
-    def __str__(self):
-        return f"{self.where}: {self.text}"
-
-    @property
-    def words(self) -> list[str]:
-        """What its `order` and `move` do, each in words."""
-        named = ATTRIBUTES["order"][self.order], ATTRIBUTES["move"][self.move]
-        return [move.words for move in named if move.words]
 
 
 @dataclass(frozen=True)
@@ -163,9 +131,9 @@ class Layout:
     @classmethod
     def from_dict(cls, data: Mapping, name: str = "layout") -> Layout:
         """A layout from the two tables of a layout file, `mesh` and `layout`."""
-        _known_keys(name, "", data, ("mesh", "layout"))
+        check_keys(name, "", data, ("mesh", "layout"))
         body = data.get("layout", {})
-        _known_keys(name, "layout.", body, (*LEVELS, "gather", "sum", "strict", "uneven"))
+        check_keys(name, "layout.", body, (*LEVELS, "gather", "sum", "strict", "uneven"))
         mesh = data.get("mesh", {})
         across = (
             mesh["dcn"]
@@ -208,50 +176,11 @@ class Layout:
                     f'{self.name}, {level}: a list of strings such as ["batch -> data"], not '
                     f"{quote(lines)}"
                 )
+            how = {"name": self.name, "mesh": self.mesh, "uneven": self.uneven}
             for i, line in enumerate(lines):
-                found += self._parse(level, i + 1, line)
-        _check_orders(found)
+                found += parsed_line(line, level, i + 1, **how)
+        check_orders(found)
         return (*found, *self.turns)
-
-    def _parse(self, level, number, line) -> list[Rule]:
-        where = f"{self.name}, {'rule' if level == 'rules' else level + ' rule'} {number}"
-        how = {"uneven": self.uneven, **_DEFAULTS}
-        if isinstance(line, Mapping):
-            _known_keys(where, "", line, ("rule", *ATTRIBUTES, *_OF_PIPELINES))
-            how, line = how | {k: line[k] for k in line if k != "rule"}, line.get("rule", "")
-            for attribute, words in ATTRIBUTES.items():
-                check_word(where, attribute, how[attribute], words)
-            for attribute in _DEFAULTS:
-                named = ATTRIBUTES[attribute][how[attribute]]
-                if named.only_rules and level != "rules":
-                    raise MeshDSLError(
-                        f'{where}: {attribute} = "{named.name}" is of the list `rules`; what the '
-                        f"list `{level}` splits {named.only_rules}"
-                    )
-        match = _RULE.fullmatch(line) if isinstance(line, str) else None
-        if not match:
-            raise MeshDSLError(f'{where}: {quote(line)} is not of the form "dim, ... -> axis, ..."')
-        dims, axes = ([w.strip() for w in group.split(",")] for group in match.groups())
-        names = [d.rstrip("?") for d in dims]
-        for dim in names:
-            if names.count(dim) > 1:
-                raise MeshDSLError(f"{where}: dim `{dim}` is named twice in {line!r}")
-        for axis in axes:
-            if axes.count(axis) > 1:
-                raise MeshDSLError(f"{where}: axis `{axis}` is named twice in {line!r}")
-            if self.mesh and axis not in self.mesh:
-                raise MeshDSLError(
-                    f"{where}: no axis `{axis}` in the mesh{nearest(axis, self.mesh)}"
-                )
-        pads, move, order = how["uneven"] == "pad", how["move"], how["order"]
-        cut = _microbatches(where, level, names, how) if how.keys() & set(_OF_PIPELINES) else None
-        rule = Rule("", "", False, level, where, line.strip(), pads, move, order, cut)
-        rule = replace(rule, rounds=how.get("rounds", 1))
-        return [
-            replace(rule, dim=d.rstrip("?"), axis=a, optional=d.endswith("?"))
-            for d in dims
-            for a in axes
-        ]
 
     def at(self, level: str) -> tuple[Rule, ...]:
         """The rules that hold at `level`, from the top."""
@@ -296,13 +225,13 @@ class Layout:
     @cached_property
     def by_parts(self) -> frozenset[str]:
         """The names of dims of which rules bring operands part by part, where ops can take them."""
-        return frozenset(r.dim for r in self.parsed if r.move != _DEFAULTS["move"])
+        return frozenset(r.dim for r in self.parsed if r.move != DEFAULTS["move"])
 
     @cached_property
     def orders(self) -> dict[str, Any]:
         """The order of each dim, by name, whose parts are not in natural order."""
         orders = ATTRIBUTES["order"]
-        return {r.dim: orders[r.order] for r in self.parsed if r.order != _DEFAULTS["order"]}
+        return {r.dim: orders[r.order] for r in self.parsed if r.order != DEFAULTS["order"]}
 
     @cached_property
     def rounds(self) -> dict[str, int]:
@@ -372,43 +301,28 @@ class Layout:
         split, taken = self.split(dims, level), self.taken(dims, level)
         for dim, axes in split.items():
             if dim.size % self.blocks(dim, axes, sizes) and dim.name not in self.padded:
-                if dim.name in self.orders or dim.name in self.rounds:
-                    raise MeshDSLError(f"{taken[axes[-1]]}: {self._unequal(dim, axes, sizes)}")
-                over = " x ".join(f"`{a}`={sizes[a]}" for a in axes)
-                legal = [str(n) for n in range(1, dim.size + 1) if dim.size % n == 0][:8]
-                advice = (
-                    f"use a `{axes[-1]}` of {either(legal)}"
-                    if len(axes) == 1
-                    else "use axes whose product divides it"
-                )
-                raise MeshDSLError(
-                    f"{taken[axes[-1]]}: `{dim.name}`={dim.size} does not divide over {over}; "
-                    f'{advice}, or uneven = "pad"'
-                )
+                unequal = self._unequal(dim, axes, sizes)
+                raise MeshDSLError(f'{taken[axes[-1]]}: {unequal}, or uneven = "pad"')
 
     def _unequal(self, dim: Dim, axes: tuple[str, ...], sizes: Mapping[str, int]) -> str:
-        """That a dim does not divide into the blocks of its order or its rounds, and what would."""
+        """That a dim does not divide over axes, in its order or its rounds, and what would."""
         over = " x ".join(f"`{a}`={sizes[a]}" for a in axes)
-        if each := self.rounds.get(dim.name):
-            legal = [str(n) for n in range(1, dim.size + 1) if dim.size % n == 0][:8]
+        blocks, order = self.blocks(dim, axes, sizes), self.orders.get(dim.name)
+        each = order.blocks if order else 1
+        divides = lambda n: dim.size % (each * n if n > 1 else 1) == 0
+        legal = either([str(n) for n in range(1, dim.size + 1) if divides(n)][:8])
+        if rounds := self.rounds.get(dim.name):
             return (
-                f"`{dim.name}`={dim.size} does not divide into {self.blocks(dim, axes, sizes)} "
-                f"chunks, {each} for each part over {over}; use stages and rounds whose product is "
-                f'{either(legal)}, or uneven = "pad"'
+                f"`{dim.name}`={dim.size} does not divide into {blocks} chunks, {rounds} for each "
+                f"part over {over}; use stages and rounds whose product is {legal}"
             )
-        order = self.orders[dim.name]
-        divides = lambda n: dim.size % (order.blocks * n if n > 1 else 1) == 0
-        legal = [str(n) for n in range(1, dim.size + 1) if divides(n)][:8]
-        advice = (
-            f"use a `{axes[-1]}` of {either(legal)}"
-            if len(axes) == 1
-            else f"use axes whose product, times {order.blocks}, divides it"
-        )
-        return (
-            f"`{dim.name}`={dim.size} does not divide into {self.blocks(dim, axes, sizes)} blocks, "
-            f'{order.blocks} for each part over {over}, which order = "{order.name}" takes; '
-            f'{advice}, or uneven = "pad"'
-        )
+        advice = f"use a `{axes[-1]}` of {legal}"
+        if len(axes) > 1:
+            advice = f"use axes whose product{f', times {each},' if order else ''} divides it"
+        if order:
+            over = f'{each} for each part over {over}, which order = "{order.name}" takes'
+        into = f"into {blocks} blocks, {over}" if order else f"over {over}"
+        return f"`{dim.name}`={dim.size} does not divide {into}; {advice}"
 
     def check_dims(self, known: Iterable[str], what: str = "this model") -> None:
         """Raise a MeshDSLError for a rule whose dim is not `known`, unless it is marked `dim?`."""
@@ -433,60 +347,6 @@ class Layout:
                 raise MeshDSLError(
                     f"{rule.where}: no axis `{rule.axis}` in the mesh{nearest(rule.axis, axes)}"
                 )
-
-
-def _microbatches(where: str, level: str, dims: list[str], how: Mapping) -> tuple[str, int]:
-    """The dim that a rule cuts into microbatches, and how many there are.
-
-    Raises:
-      MeshDSLError: the table does not say that of one dim, or `rounds` is no number of rounds, or
-        the rule is not one that can be a pipeline.
-    """
-    example = "microbatches = { batch = 16 }"
-    if "microbatches" not in how:
-        raise MeshDSLError(f"{where}: rounds are of a pipeline; add {example}")
-    table, rounds = how["microbatches"], how.get("rounds", 1)
-    whole = lambda n: isinstance(n, int) and not isinstance(n, bool) and n >= 1
-    if not isinstance(table, Mapping) or len(table) != 1 or not all(map(whole, table.values())):
-        got = dict(table) if isinstance(table, Mapping) else quote(table)
-        raise MeshDSLError(
-            f"{where}: microbatches is a table of one dim and a whole number of at least 1, as in "
-            f"{example}, not {got}"
-        )
-    if not whole(rounds):
-        raise MeshDSLError(f"{where}: rounds is a whole number of at least 1, not {quote(rounds)}")
-    ((name, count),) = table.items()
-    if level != "rules":
-        raise MeshDSLError(
-            f"{where}: microbatches are of the list `rules`; the list `{level}` says how tensors "
-            "are kept, not how loops run"
-        )
-    if len(dims) > 1 or name in dims:
-        raise MeshDSLError(
-            f"{where}: a rule with microbatches is of one dim, over which a scan runs, and cuts "
-            f'another one, as in {{ rule = "layers -> stage", {example} }}'
-        )
-    if any(how[attribute] != word for attribute, word in _DEFAULTS.items()):
-        raise MeshDSLError(
-            f"{where}: `move` and `order` do not go with microbatches: the stages of a pipeline "
-            "are in natural order, and nothing gathers them"
-        )
-    return name, count
-
-
-def _check_orders(rules: Sequence[Rule]) -> None:
-    """Raise a MeshDSLError for a dim of which some rules have one order and some another."""
-    first: dict[str, Rule] = {}
-    for rule in rules:
-        if rule.level != "rules":
-            continue
-        known = first.setdefault(rule.dim, rule)
-        if known.order != rule.order:
-            raise MeshDSLError(
-                f"{rule}: `{rule.dim}` is in {rule.order} order over `{rule.axis}` here, and in "
-                f"{known.order} order over `{known.axis}` in {known}; all rules of a dim have one "
-                "order"
-            )
 
 
 def _nearest_dim(word: str, known: Iterable[str]) -> str:
@@ -537,19 +397,3 @@ def check_mesh(sizes: Mapping[str, int | str], where: str) -> None:
             )
     if list(sizes.values()).count("rest") > 1:
         raise MeshDSLError(f'{where}: only one axis can be "rest", not {dict(sizes)}')
-
-
-def check_word(where: str, what: str, word, legal: Sequence[str]) -> None:
-    if not isinstance(word, str) or word not in legal:
-        raise MeshDSLError(
-            f"{where}: {what} is {either([repr(w) for w in legal])}, not "
-            f"{quote(word)}{nearest(str(word), legal)}"
-        )
-
-
-def _known_keys(name: str, prefix: str, table: Mapping, known: Sequence[str]) -> None:
-    if not isinstance(table, Mapping):
-        raise MeshDSLError(f"{name}: `{prefix.rstrip('.')}` is a table, not {quote(table)}")
-    for key in map(str, table):
-        if key not in known:
-            raise MeshDSLError(f"{name}: unknown key `{prefix}{key}`{nearest(key, known)}")

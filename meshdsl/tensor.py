@@ -8,7 +8,7 @@ whole sizes.
 A Tensor is a pytree with one leaf, its array, so `jax.grad`, optax and orbax work on models of
 Tensors as they are. Inside a lowering that leaf is settled first, and split in a way that depends
 on its dims alone, so that `jax.tree.map` may combine Tensors element by element whatever had been
-done to them before; see lowering/leaves.py.
+done to them before; see `lowering.resharding.leaf`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 # is a folder of meshdsl/ or one of its modules; `meshdsl` itself is the language, with every op.
 ROOMS = (
     *("errors", "parsing", "versions", "links", "extras", "fields", "figures", "schema", "dims"),
-    *("layouts", "layout", "mesh", "values", "tensor", "stand_in"),
+    *("layouts", "rules", "layout", "mesh", "values", "tensor", "stand_in"),
     *("user_code", "parameters", "checked", "later", "hosts", "splits", "program"),
     *("lowering", "ops", "stages", "family", "meshdsl", "layers", "models"),
     *("machine", "predict", "plain_jax", "layout_search", "tools", "train", "commands", "cli"),

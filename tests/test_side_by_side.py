@@ -1,25 +1,13 @@
-"""The two programs of docs/side-by-side.md compute the same, in as many lines as the page says."""
+"""The two programs of docs/side-by-side.md compute the same."""
 
 import re
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 TEXT = (Path(__file__).parents[1] / "docs/side-by-side.md").read_text(encoding="utf-8")
 PLAIN, OURS, CALLS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-SAID = [int(n) for n in re.findall(r"^## With .*: (\d+) lines$", TEXT, re.MULTILINE)]
 data, in_plain_jax, made, in_meshdsl = (line for line in CALLS.splitlines() if line)
-
-
-@pytest.mark.parametrize("program, said", [(PLAIN, SAID[0]), (OURS, SAID[1])])
-def test_programs_have_as_many_lines_as_the_page_says(program, said):
-    lines = [line for line in program.splitlines() if line]
-    assert len(lines) == said and max(map(len, lines)) <= 100
-
-
-def test_ours_is_no_longer_than_22_lines():
-    assert SAID[1] <= 22 < SAID[0]
 
 
 def test_both_programs_give_the_same_loss_and_gradients_split_alike():

@@ -1,9 +1,9 @@
 """Tensors as the loops, branches and transformations of JAX carry them: with all their arrays.
 
-As a node of a pytree a Tensor is one array, and inside a lowering that array is brought to a
-split in which it can meet those of other Tensors with its dims, see `moves.leaf`. A body that JAX
-traces wants nothing moved: what enters it is wrapped by `carried`, and what it gets is unwrapped
-by `uncarried`.
+As a node of a pytree a Tensor is one array, and inside a lowering that array is brought to a split
+in which it can meet those of other Tensors with its dims, see `resharding.leaf`. For a body that
+JAX traces nothing is to be moved: what enters it is wrapped by `carried`, and what it gets is
+unwrapped by `uncarried`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import jax
 
-from meshdsl.lowering.copies import copy_of, with_copy
+from meshdsl.lowering.scope import copy_of, with_copy
 from meshdsl.tensor import Tensor, is_tensor
 
 
@@ -26,12 +26,10 @@ class Carried:
     def tree_flatten(self):
         x = self.tensor
         copy = copy_of(x)
-        level = (
-            x.placement and x.placement.level
-        )  # beside the placement, whose equality passes over it
+        # The level stands beside the placement, whose equality passes over it.
+        level = x.placement and x.placement.level
         copies = () if copy is None else (Carried(copy),)
-        stored = x.stored
-        return (stored, *copies), (x.dims, x.role, x.placement, level)
+        return (x.stored, *copies), (x.dims, x.role, x.placement, level)
 
     @classmethod
     def tree_unflatten(cls, aux, children):

@@ -20,10 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax._src.lax import parallel
-from jax.extend.core import get_opaque_trace_state
-from jax.interpreters import mlir
-
-from meshdsl.lowering.cpu_barrier import hidden_on_cpu
+from jax.extend.core import Primitive, get_opaque_trace_state
+from jax.interpreters import ad, batching, mlir
 
 Axes = tuple[str, ...]
 
@@ -120,8 +118,10 @@ def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
 @_without_ones
 def all_to_all(x, axes: Axes, split: int, concat: int) -> jax.Array:
     """Move the split over `axes` from dim `concat` to dim `split`. The transpose moves it back."""
-    moved = lax.all_to_all(hidden_on_cpu(x), axes, split_axis=split, concat_axis=concat, tiled=True)
-    return hidden_on_cpu(moved)  # for the transpose
+    moved = lax.all_to_all(
+        _hidden_on_cpu(x), axes, split_axis=split, concat_axis=concat, tiled=True
+    )
+    return _hidden_on_cpu(moved)  # for the transpose
 
 
 @_of_elements
@@ -183,7 +183,7 @@ def _exchange_and_add(x, *, scatter_dimension, axis_name, axis_index_groups, axi
     at = scatter_dimension
     parts = x.reshape(*x.shape[:at], axis_size, x.shape[at] // axis_size, *x.shape[at + 1 :])
     come = lax.all_to_all(
-        hidden_on_cpu(parts), axis_name, at, at, axis_index_groups=axis_index_groups, tiled=True
+        _hidden_on_cpu(parts), axis_name, at, at, axis_index_groups=axis_index_groups, tiled=True
     )
     total = lax.index_in_dim(come, 0, at, keepdims=False)
     for i in range(1, axis_size):
@@ -192,3 +192,23 @@ def _exchange_and_add(x, *, scatter_dimension, axis_name, axis_index_groups, axi
 
 
 mlir.register_lowering(parallel.reduce_scatter_p, _scatter_by_gloo, platform="cpu")
+
+
+# XLA:CPU makes an array of its own of each piece that an all_to_all sends. A piece that it knows to
+# be all zeros, because it is padding, may get another layout in memory than the others, and then it
+# refuses what it made ("HLO all-to-all has operands with different shapes"). Behind an optimization
+# barrier it knows nothing of that kind. The compiler for TPUs keeps an all_to_all in one piece, and
+# a barrier would only cost it a copy.
+_HIDDEN = Primitive("hidden_on_cpu")
+_HIDDEN.def_impl(lambda x: x)
+_HIDDEN.def_abstract_eval(lambda x: x)
+ad.deflinear(_HIDDEN, lambda ct: [_hidden_on_cpu(ct)])
+batching.defvectorized(_HIDDEN)
+mlir.register_lowering(_HIDDEN, lambda ctx, x: [x])
+_barrier = mlir.lower_fun(lax.optimization_barrier, multiple_results=False)
+mlir.register_lowering(_HIDDEN, _barrier, platform="cpu")
+
+
+def _hidden_on_cpu(x) -> jax.Array:
+    """`x`, and its cotangent too, of which XLA:CPU does not know how they were computed."""
+    return _HIDDEN.bind(x)

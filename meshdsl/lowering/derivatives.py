@@ -1,7 +1,8 @@
-"""Functions of local arrays that state their own derivative, where JAX's own would move too much.
+"""Derivatives of functions of local arrays, where JAX's own would move or keep too much.
 
 A parameter that is cast and moved in the forward pass has its gradient summed in a dtype of its
-own. `moves.gather` has the derivative of a slice of copies, by `linear`.
+own. `moves.gather` has the derivative of a slice of copies, by `linear`. What the backward pass
+computes again, instead of keeping it, is `checkpoint`.
 """
 
 from __future__ import annotations
@@ -85,3 +86,33 @@ def with_derivative_of(value, fn: Callable, x) -> Any:
 
     same.defjvp(lambda primals, tangents: (primals[0], fn(tangents[1])))
     return same(value, x)
+
+
+def checkpoint(fn: Callable, policy: Callable | None, *, in_scan: bool = False) -> Callable:
+    """`jax.checkpoint` of `fn`; `in_scan` as for the op of this name."""
+    body = _behind_barrier(fn) if in_scan else fn
+    return jax.checkpoint(body, policy=policy, prevent_cse=not in_scan)
+
+
+def _behind_barrier(fn: Callable) -> Callable:
+    """`fn`, with a barrier in the backward pass before its first argument is used there.
+
+    In the body of a scan that argument is the carry of one turn. The barrier makes the compiler
+    write it to an array of its own. TPU compilers may otherwise bring the carries of all turns into
+    another order in memory, in each turn, where a product needs one of them in that order.
+    """
+
+    def apart(array):
+        return _apart(array) if jnp.issubdtype(array.dtype, jnp.inexact) else array
+
+    return lambda carry, *args: fn(jax.tree.map(apart, carry), *args)
+
+
+@jax.custom_jvp
+def _apart(array):
+    return array
+
+
+@_apart.defjvp
+def _apart_jvp(primals, tangents):
+    return lax.optimization_barrier(primals[0]), tangents[0]

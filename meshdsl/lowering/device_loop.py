@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, window_arrays
-from meshdsl.lowering.moves.move import IN_ORDER, NATURAL, Move, Orders, Parts, nbytes
+from meshdsl.lowering.moves.move import NATURAL, Move, Parts, nbytes
 from meshdsl.lowering.moves.turns import needs_all
-from meshdsl.lowering.scope import Scope
+from meshdsl.lowering.scope import IN_ORDER, Orders, Scope
 from meshdsl.program import recorder
 from meshdsl.program.collective import crossed
 from meshdsl.program.recorder import Op

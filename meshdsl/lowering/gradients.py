@@ -25,12 +25,11 @@ from jax import lax
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
-from meshdsl.errors import MeshDSLError, quote
-from meshdsl.lowering import collectives, resharding, transformations
+from meshdsl.lowering import collectives, repeats, resharding
+from meshdsl.lowering import gradient_checks as checks
 from meshdsl.lowering.carried import carried, uncarried
-from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.parameter_copies import to_differentiate_by
-from meshdsl.lowering.scope import Scope, WrongGuess, common
+from meshdsl.lowering.scope import Scope, WrongGuess, common, copy_of, with_copy
 from meshdsl.program.recorder import next_op_number
 from meshdsl.tensor import Tensor, is_tensor
 
@@ -71,17 +70,19 @@ def value_and_grad(
       MeshDSLError: the value has dims or is no real floating-point number, `accumulate` is empty or
         not a dim of any argument, or a dtype is no floating-point one.
     """
-    compute, reduce = _float("compute", compute), _float("reduce", reduce)
+    compute, reduce = checks.floating("compute", compute), checks.floating("reduce", reduce)
 
     def value_and_gradients(params, *args):
-        tensors, tree = _parameters(params)
+        tensors, tree = checks.parameters(params)
         inputs = [x for x in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(x)]
         scope = common("value_and_grad", [*tensors, *inputs])
-        turns = _microbatches(accumulate, inputs)
+        turns = checks.microbatches(accumulate, inputs)
 
         def body(tensors, args):
             params = jax.tree.unflatten(tree, tensors)
-            return carried(_value_and_aux(fn(params, *args), has_aux))
+            value, aux = checks.value_and_aux(fn(params, *args), has_aux)
+            aux, value = _settled((aux, value))
+            return carried((value, aux))
 
         if scope is None:
             run, arrays = _cast_first(body, tensors, compute), [t.stored for t in tensors]
@@ -147,38 +148,29 @@ def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None)
     varying = [varied(t, axes, scope) for t, axes in zip(tensors, guess, strict=True)]
     numbers = [next(scope.origins) for _ in tensors]
     scope.guesses |= dict(zip(numbers, map(frozenset, guess), strict=True))
-    results: list = []  # the structure and the leaves of what `body` returned
+    arrays_of_inputs, inputs_of = _taken_apart(carried(inputs))
+    result_of = inputs_of  # replaced once `body` has run, and the structure of its result is known
 
-    def of_arrays(arrays, inputs):
+    def numbered(arrays) -> list[Tensor]:
+        """The tensors with these arrays, each with the number under which its uses are noted."""
         by_arrays = []
         for t, array, number in zip(varying, arrays, numbers, strict=True):
             placement = t.placement._replace(origin=t.placement.origin | {number})
             by_arrays.append(with_copy(Tensor(array, t.dims, t.role, placement), copy_of(t)))
-        leaves, tree = jax.tree.flatten(body(by_arrays, uncarried(inputs)))
-        results[:] = [tree, leaves]
-        return [x for x in leaves if _is_array(x)]
+        return by_arrays
 
-    leaves, structure = jax.tree.flatten(carried(inputs))
-    kept = [not _is_array(x) for x in leaves]  # what JAX cannot trace is as it is
-
-    def of_leaves(arrays, traced_leaves):
-        given = iter(traced_leaves)
-        every = [x if keep else next(given) for x, keep in zip(leaves, kept, strict=True)]
-        return of_arrays(arrays, jax.tree.unflatten(structure, every))
-
-    def arrays_of(inputs):
-        return [
-            x for x, keep in zip(jax.tree.leaves(carried(inputs)), kept, strict=True) if not keep
-        ]
+    def of_arrays(arrays, arrays_of_inputs):
+        nonlocal result_of
+        result = body(numbered(arrays), uncarried(inputs_of(arrays_of_inputs)))
+        arrays_of_result, result_of = _taken_apart(result)
+        return arrays_of_result
 
     given = [t.stored for t in varying]
     with scope.recorder.repeated(repeated.name, repeated.size) if repeated else nullcontext():
-        evaluate = transformations.traced_once(of_leaves, given, arrays_of(inputs))
-    tree, outs = results
+        evaluate = repeats.shared(jax.make_jaxpr(of_arrays)(given, arrays_of_inputs))
 
     def run(arrays, inputs=()):
-        found = iter(evaluate(arrays, arrays_of(inputs)))
-        return jax.tree.unflatten(tree, [next(found) if _is_array(x) else x for x in outs])
+        return result_of(evaluate(*arrays, *_taken_apart(carried(inputs))[0]))
 
     uses = [
         scope.in_mesh_order(scope.uses.get(number, frozenset()) - _own_axes(t))
@@ -187,15 +179,27 @@ def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None)
     return run, varying, uses
 
 
+def _taken_apart(tree) -> tuple[list, Callable]:
+    """The arrays of a tree, which JAX traces, and a function that makes the tree of such arrays.
+
+    A leaf that JAX cannot trace stays as it is.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [isinstance(x, (jax.Array, np.ndarray, np.generic)) for x in leaves]
+
+    def put_together(given):
+        given = iter(given)
+        every = [next(given) if array else x for x, array in zip(leaves, arrays, strict=True)]
+        return jax.tree.unflatten(structure, every)
+
+    return [x for x, array in zip(leaves, arrays, strict=True) if array], put_together
+
+
 def _summed_at_once(t: Tensor, scope: Scope, repeated: Dim | None) -> frozenset[str]:
     """The axes over which the gradient of `t` is summed when all of it is there."""
     if scope.layout.sum == "step" or repeated is not None:
         return scope.of_mesh(scope.sizes)
     return frozenset().union(*scope.at_rest(t.dims, "optimizer"))
-
-
-def _is_array(x) -> bool:
-    return isinstance(x, (jax.Array, np.ndarray, np.generic))
 
 
 def _own_axes(t: Tensor) -> frozenset[str]:
@@ -226,84 +230,15 @@ def _differentiated(run: Callable, arrays: list, args, accumulate: Dim | None):
         (_, out), grads = with_gradient(arrays, args)
         return uncarried(out), grads
 
-    def turn(index):
+    def add_turn(total, index):
         (_, out), grads = with_gradient(arrays, _element(args, accumulate, index))
-        return out, grads
+        return jax.tree.map(jnp.add, total, grads), out
 
     # The gradients that are carried are sums that no device has shared yet.
-    zeros = [_zeros(a) for a in arrays]
-    mean, total = transformations.mean_of_turns(turn, accumulate.size, zeros)
+    zeros = [collectives.vary(jnp.zeros_like(a), collectives.varying(a)) for a in arrays]
+    total, outs = lax.scan(add_turn, zeros, jnp.arange(accumulate.size))
+    mean = jax.tree.map(lambda a: jnp.mean(a, axis=0), outs)
     return uncarried(mean), [g / accumulate.size for g in total]
-
-
-def _zeros(array):
-    return collectives.vary(jnp.zeros_like(array), collectives.varying(array))
-
-
-def _parameters(params):
-    """The Tensors of the first argument, which has nothing else, and its structure."""
-    leaves, tree = jax.tree.flatten(params, is_leaf=is_tensor)
-    tensors = [t for t in leaves if is_tensor(t)]
-    if len(tensors) != len(leaves) or not tensors:
-        others = sorted({type(t).__name__ for t in leaves if not is_tensor(t)})
-        raise MeshDSLError(
-            "value_and_grad: the first argument is a pytree of Tensors, but it has "
-            f"{', '.join(others) or 'none'}"
-        )
-    _check_floats(params)
-    return tensors, tree
-
-
-def _microbatches(dim: Dim | str | None, inputs: Sequence[Tensor]) -> Dim | None:
-    """The dim of microbatches, which may be given by the name of a dim of the inputs."""
-    if dim is None:
-        return None
-    known = [d for x in inputs for d in x.dims]
-    dim = dim_algebra.resolve_one("value_and_grad, accumulate", known, dim, new=False)
-    if not any(dim in x.dims for x in inputs):
-        raise MeshDSLError(f"value_and_grad: no argument has the dim {dim} to accumulate over")
-    if not dim.size:
-        raise MeshDSLError(
-            f"value_and_grad: {dim} has no microbatch to take a gradient of; "
-            "give it a size of 1 or more"
-        )
-    return dim
-
-
-def _value_and_aux(made, has_aux: bool):
-    """What the function returned, settled: a Tensor without dims, and the pytree `aux`."""
-    if has_aux and (not isinstance(made, tuple) or len(made) != 2):
-        got = dim_algebra.show(made.dims) if is_tensor(made) else quote(made)
-        raise MeshDSLError(
-            f"value_and_grad: with has_aux the function returns (value, aux), not {got}"
-        )
-    value, aux = made if has_aux else (made, ())
-    if not is_tensor(value) or value.dims:
-        shown = dim_algebra.show(value.dims) if is_tensor(value) else quote(value)
-        several = isinstance(value, tuple)
-        advice = "set has_aux=True to return more" if several else "take md.mean or md.sum"
-        raise MeshDSLError(
-            f"value_and_grad: the value is a Tensor without dims, not {shown}; {advice}"
-        )
-    if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise MeshDSLError(
-            f"value_and_grad: the value is a real floating-point number, not {value.dtype}; "
-            "use md.cast, or md.real or md.abs of a complex number"
-        )
-    aux = jax.tree.map(lambda x: _settled_result(x) if is_tensor(x) else x, aux, is_leaf=is_tensor)
-    return _settled_result(value), aux
-
-
-def _check_floats(params) -> None:
-    """Raise a MeshDSLError for a parameter of whole numbers, with its path."""
-    for path, t in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_tensor):
-        if not jnp.issubdtype(t.dtype, jnp.inexact):
-            at = jax.tree_util.keystr(path, simple=True, separator=".")
-            what = f"`{at}`" if at else "the first argument"
-            raise MeshDSLError(
-                f"value_and_grad: {what} {dim_algebra.show(t.dims)} is of {t.dtype}, which has no "
-                "gradient; give it as another argument, or cast it"
-            )
 
 
 def _entered(t: Tensor, scope: Scope, compute, reduce) -> Tensor:
@@ -322,29 +257,21 @@ def made_whole(t: Tensor) -> Tensor:
     return varied(resharding.take_sums(t), spent, t.placement.scope) if spent else t
 
 
-def _settled_result(x: Tensor) -> Tensor:
-    """What a differentiated function returns, settled; no gradient, whatever it comes from."""
-    if x.placement is None:
-        return x
-    scope, level = x.placement.scope, x.placement.level
-    scope.note_use(x.placement.origin, ())
-    level = "parameters" if level == "gradients" else level
-    x = resharding.plain(resharding.take_sums(x, split=scope.split(x.dims, level), level=level))
-    return x.replace(placement=x.placement._replace(level=level, origin=frozenset()))
+def _settled(tree):
+    """What a differentiated function returns, with each Tensor in it settled.
 
+    The result has no gradient, whatever it comes from.
+    """
 
-def _float(name: str, dtype):
-    if dtype is None:
-        return None
-    try:
-        found = None if hasattr(dtype, "shape") else jnp.dtype(dtype)
-    except (TypeError, ValueError):
-        found = None
-    if found is None or not jnp.issubdtype(found, jnp.floating):
-        raise MeshDSLError(
-            f"value_and_grad: {name} is a floating-point dtype such as bfloat16, not {quote(dtype)}"
-        )
-    return found
+    def settled(x: Tensor) -> Tensor:
+        scope, level = x.placement.scope, x.placement.level
+        scope.note_use(x.placement.origin, ())
+        level = "parameters" if level == "gradients" else level
+        x = resharding.plain(resharding.take_sums(x, split=scope.split(x.dims, level), level=level))
+        return x.replace(placement=x.placement._replace(level=level, origin=frozenset()))
+
+    placed = lambda x: is_tensor(x) and x.placement is not None
+    return jax.tree.map(lambda x: settled(x) if placed(x) else x, tree, is_leaf=is_tensor)
 
 
 def varied(t: Tensor, axes, scope: Scope) -> Tensor:

@@ -25,6 +25,7 @@ lowering equals.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -32,15 +33,14 @@ import jax
 import jax.numpy as jnp
 
 from meshdsl.dims import Dim, Dims
-from meshdsl.layout import LEVELS
 from meshdsl.lowering import collectives, resharding
-from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.device_loop import DeviceLoop
-from meshdsl.lowering.moves.move import IN_ORDER, NATURAL, Move, Parts, without_axes
+from meshdsl.lowering.moves.move import NATURAL, Move, Parts, without_axes
 from meshdsl.lowering.moves.turns import legs_between
 from meshdsl.lowering.nest import Nest, Work, reason_of, split_loop
-from meshdsl.lowering.scope import Scope, common
+from meshdsl.lowering.scope import IN_ORDER, Scope, common, copy_of, with_copy
 from meshdsl.program.recorder import Op
+from meshdsl.rules import LEVELS
 from meshdsl.splits.changes import Split
 from meshdsl.tensor import Dtypes, Parameter, Placement, Tensor
 from meshdsl.values import array_of
@@ -140,8 +140,16 @@ def apply_op_many(
     results = compute(local, at, arrays, op)
     result = place(results, operands, work, scope, op)
     if scope.copies and level != "rules":
-        how = {"linear": linear, "fill": fill, "choose_splits": choose_splits}
-        result = _with_copies(result, name, local, operands, nest, **how)
+        again = partial(
+            apply_op_many,
+            name,
+            local,
+            nest=nest,
+            linear=linear,
+            fill=fill,
+            choose_splits=choose_splits,
+        )
+        result = _with_copies(result, operands, again)
     return result
 
 
@@ -217,7 +225,7 @@ def place(results, operands, work: Work, scope: Scope, op: Op) -> tuple[Tensor, 
     Axes of pending sums split nothing until the sum is taken.
     """
     origin, roles, sums_in, reasons = _inherited(operands, work.level)
-    made = []
+    tensors = []
     for array, result in zip(results, work.results, strict=True):
         dims, pending = result.dims, result.pending
         array = collectives.vary(array, result.varies)
@@ -228,26 +236,19 @@ def place(results, operands, work: Work, scope: Scope, op: Op) -> tuple[Tensor, 
         placement = Placement(scope, result.target, pending, work.level, origin, dtypes, because)
         if not result.stands:
             legs = legs_between(dims, result.split, result.target, scope)
-            array = resharding.reshard_array(
-                array,
-                legs,
-                scope,
-                op,
-                varies=_NOTHING,
-                why=reason_of(scope, dims, work.level),
-                orders=(result.orders, result.then),
-            )
+            why, orders = reason_of(scope, dims, work.level), (result.orders, result.then)
+            array = resharding.Way(legs, scope, why, orders=orders).go(array, op)
         role = roles.get(dims, Parameter()) if roles is not None else None
-        made.append(Tensor(array, dims, role, placement))
-    return tuple(made)
+        tensors.append(Tensor(array, dims, role, placement))
+    return tuple(tensors)
 
 
-def sums_alike(dtype, made) -> bool:
-    """Whether sums of `dtype` over devices may be taken after a linear op has made them `made`.
+def sums_alike(before, after) -> bool:
+    """Whether a sum over devices may be taken after a cast from the dtype `before` to `after`.
 
-    Sums of integers wrap around, and those of bools are bools: they are taken before it changes.
+    Sums of integers wrap around, and those of bools are bools: they are taken before the cast.
     """
-    return dtype == made or all(jnp.issubdtype(d, jnp.inexact) for d in (dtype, made))
+    return before == after or all(jnp.issubdtype(d, jnp.inexact) for d in (before, after))
 
 
 def _on_one_device(name, local, operands, outs) -> tuple[Tensor, ...]:
@@ -333,14 +334,18 @@ def _roles(operands: Sequence[Tensor]) -> dict[Dims, Parameter] | None:
     return {t.dims: t.role for t in reversed(operands)}
 
 
-def _with_copies(made: tuple[Tensor, ...], name: str, local: Callable, operands, nest: Nest, **how):
-    """The results with copies of their own at hand, if they are made of parameters with copies.
+def _with_copies(
+    results: tuple[Tensor, ...], operands: Sequence[Tensor], again: Callable
+) -> tuple[Tensor, ...]:
+    """The results with copies of their own at hand, if they come of parameters with copies.
 
     A result that is a sum to be taken has none.
+
+    Args:
+      again: the op as a function of its operands, to be run on their copies.
     """
     copies = [copy_of(t) for t in operands]
-    if not any([c is not None for c in copies]) or any([x.pending for x in made]):
-        return made
-    others = [t if c is None else c for t, c in zip(operands, copies, strict=True)]
-    of_copies = apply_op_many(name, local, others, nest, **how)
-    return tuple([with_copy(x, copy) for x, copy in zip(made, of_copies, strict=True)])
+    if not any([c is not None for c in copies]) or any([x.pending for x in results]):
+        return results
+    of_copies = again([t if c is None else c for t, c in zip(operands, copies, strict=True)])
+    return tuple([with_copy(x, copy) for x, copy in zip(results, of_copies, strict=True)])

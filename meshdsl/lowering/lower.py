@@ -22,8 +22,7 @@ from meshdsl.errors import LEAKED, MeshDSLError, quote
 from meshdsl.layout import Layout
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.leaf_check import check_parts
-from meshdsl.lowering.moves.move import IN_ORDER
-from meshdsl.lowering.scope import Scope, check_alike, common
+from meshdsl.lowering.scope import IN_ORDER, Scope, check_alike, common
 from meshdsl.lowering.shardings import level_of, levels_of, partition_spec, shardings
 from meshdsl.mesh import make_mesh, platform_of
 from meshdsl.program.program import Program
@@ -37,6 +36,7 @@ class Lowered:
 
     Attributes:
       layout, mesh: what it was lowered for.
+      name: what the function is called in errors and in tags of its ops.
     """
 
     def __init__(
@@ -54,21 +54,21 @@ class Lowered:
         self._optimizer, self._donate = frozenset(optimizer), tuple(donate)
         self.layout, self.mesh = layout, mesh
         self._fn = fn
-        self._name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
+        self.name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
         self._dims = _names(dims)
         self._scope: Scope | None = None
         self._jit = jax.jit(self._spmd, donate_argnums=self._donate)
 
     def __repr__(self):
         mesh = ", ".join(f"{a}={n}" for a, n in self.mesh.shape.items()) or "of one device"
-        return f"<`{self._name}`, lowered by {self.layout.name} for the mesh {mesh}>"
+        return f"<`{self.name}`, lowered by {self.layout.name} for the mesh {mesh}>"
 
     def __call__(self, *args):
         if isinstance(self.mesh, AbstractMesh) and not any(
             isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)
         ):
             raise MeshDSLError(
-                f"{self._name}: lowered for a mesh without devices, so it can be planned and not "
+                f"{self.name}: lowered for a mesh without devices, so it can be planned and not "
                 "run; lower it for `make_mesh(layout)`"
             )
         with self._explaining(args, runs=True):
@@ -100,7 +100,7 @@ class Lowered:
         try:
             yield
         except jax.errors.UnexpectedTracerError as error:
-            raise MeshDSLError(f"{self._name}: {LEAKED}") from error
+            raise MeshDSLError(f"{self.name}: {LEAKED}") from error
         except (TypeError, OverflowError):
             for path, x in jax.tree_util.tree_leaves_with_path(args, is_leaf=is_tensor):
                 shape = isinstance(x.stored if is_tensor(x) else x, jax.ShapeDtypeStruct)
@@ -109,7 +109,7 @@ class Lowered:
                 advice = "arguments are pytrees of Tensors, arrays and numbers"
                 if shape:
                     advice = "a shape without data; `lower` and `program` take it"
-                what = f"{self._name}: `{_path('argument', path)}` is {quote(x)}"
+                what = f"{self.name}: `{_path('argument', path)}` is {quote(x)}"
                 raise MeshDSLError(f"{what}; {advice}") from None
             raise
 
@@ -118,7 +118,7 @@ class Lowered:
         for x in jax.tree.leaves(args, is_leaf=is_tensor):
             if is_tensor(x) and x.placement is not None and not x.placement.scope.takes_parts:
                 raise MeshDSLError(
-                    f"{self._name}: an argument belongs to another lowering; call lowered "
+                    f"{self.name}: an argument belongs to another lowering; call lowered "
                     "functions from outside of it"
                 )
 
@@ -144,28 +144,22 @@ class Lowered:
         return Lowered(change(self._fn), self.layout, self.mesh, self._dims)
 
     @property
-    def name(self) -> str:
-        """What the function is called in errors and in tags of its ops."""
-        return self._name
-
-    @property
     def record(self):
         """The ops of the latest trace of this function."""
         if self._scope is None:
-            raise MeshDSLError(
-                f"{self._name}: not traced yet; call it, or ask for `program(*args)`"
-            )
+            raise MeshDSLError(f"{self.name}: not traced yet; call it, or ask for `program(*args)`")
         return self._scope.recorder.ops
 
     def _spmd(self, *args):
         around = jax.sharding.get_abstract_mesh()
-        _check_types(around, f"{self._name}: the mesh that jax.set_mesh has set")
+        _check_types(around, f"{self.name}: the mesh that jax.set_mesh has set")
         if AxisType.Manual in around.axis_types:
             raise MeshDSLError(
-                f"{self._name}: is called inside of another lowering; call lowered functions "
+                f"{self.name}: is called inside of another lowering; call lowered functions "
                 "from outside of it"
             )
-        scope = Scope(self.layout, self.mesh.shape, self._name, platform=platform_of(self.mesh))
+        how = {"platform": platform_of(self.mesh), "leaf": resharding.leaf}
+        scope = Scope(self.layout, self.mesh.shape, self.name, **how)
         self._scope = scope
         given = self._given(args, scope)
         arrays = [leaf.array if is_tensor(leaf) else leaf for leaf in given.leaves]
@@ -187,7 +181,7 @@ class Lowered:
         inlined = jax.jit(mapped, inline=True)
         closed = inlined.trace(*arrays).jaxpr  # `jit` keeps it for the call that follows
         if scope.takes_parts:
-            check_parts(closed, self.mesh.shape, self._name)
+            check_parts(closed, self.mesh.shape, self.name)
         arrays = inlined(*arrays)
         out_tree, kinds = result
         outs = [Tensor(a, *kind) if kind else a for a, kind in zip(arrays, kinds, strict=True)]
@@ -203,7 +197,7 @@ class Lowered:
         ]
         for leaf, level in zip(leaves, levels, strict=True):
             if is_tensor(leaf):
-                _check_whole(leaf, self._name, level)
+                _check_whole(leaf, self.name, level)
                 scope.recorder.names.update(d.name for d in leaf.dims)
         of_data = [split for split, at in zip(splits, levels, strict=True) if at == "rules"]
         scope.data_axes = frozenset(a for split in of_data for axes in split for a in axes)
@@ -227,9 +221,9 @@ class Lowered:
         ]
         result = self._fn(*jax.tree.unflatten(given.tree, placed))
         outs, out_tree = jax.tree_util.tree_flatten_with_path(result, is_leaf=is_tensor)
-        names = [f"{self._name}: `{_path('result', path)}`" for path, _ in outs]
+        names = [f"{self.name}: `{_path('result', path)}`" for path, _ in outs]
         outs = [_leave(x, scope, what) for what, (_, x) in zip(names, outs, strict=True)]
-        self.layout.check_dims([*scope.recorder.names, *self._dims], f"`{self._name}`")
+        self.layout.check_dims([*scope.recorder.names, *self._dims], f"`{self.name}`")
         return outs, out_tree
 
     def _levels(self, args) -> list[str]:

@@ -16,14 +16,13 @@ from meshdsl.lowering.moves.move import (
     Axes,
     ByParts,
     Move,
-    Orders,
     Rules,
     Stays,
     in_parts,
     without_axes,
 )
 from meshdsl.lowering.moves.table import TABLE
-from meshdsl.lowering.scope import Scope
+from meshdsl.lowering.scope import Orders, Scope
 from meshdsl.splits.changes import Split
 
 _NOTHING: frozenset = frozenset()
@@ -72,19 +71,19 @@ class Work(NamedTuple):
     """What the law says of one loop nest.
 
     Attributes:
-      level: whose rules split it.
-      axes_of: for each dim of the loop, and each that has the same split, the axes that split it.
-      axes: for each dim of the loop the axes that split it.
-      orders: of the parts of those that are not in natural order.
+      level: the lists of rules that split the loop.
+      axes_of: for each dim of the loop, and each dim that has the same split as one, its axes.
+      axes: the same for the dims of the loop alone, in their order.
+      orders: for each dim whose parts are not in natural order, their order.
       loop_axes: all axes over which the loop is split.
       waste: the work on padding, as a fraction of the work on elements.
-      why: gives the reason of what is done to an operand.
-      results: for each result what becomes of it.
-      splits: the answers that `split_of` has given.
-      in_parts: for each dim that comes part by part the axes over which its parts lie.
-      result_in_parts: the same of each dim of which the result is made part by part.
-      move: by which they come, or go.
-      scope: that of the loop.
+      why: gives the reason for a change of an operand's split.
+      results: what becomes of each result.
+      splits: what `split_of` has answered.
+      in_parts: for each dim along which operands come part by part, the axes of the parts.
+      result_in_parts: for each dim along which the result is summed part by part, the axes.
+      move: the move that brings those parts, or takes them away.
+      scope: of the loop.
     """
 
     level: str
@@ -116,15 +115,15 @@ class Result(NamedTuple):
     """What the law says of one result.
 
     Attributes:
-      dims: its dims.
-      split: in which it comes out of the loop.
-      orders: of the parts of dims that come out of it not in natural order.
-      varies: the axes over which it differs between devices.
-      pending: the axes over which it is a sum.
-      reasons: for each axis over which this op makes it a sum the rule behind it.
-      target: the split that the law gives its dims.
+      dims: the dims of the result.
+      split: the split in which the result comes out of the loop.
+      orders: the orders of its parts there, where they are not natural.
+      varies: the axes over which the result differs between devices.
+      pending: the axes over which the result is a sum that is not taken yet.
+      reasons: for each axis over which this op leaves a sum, the rule behind it.
+      target: the split that the law gives the dims of the result.
       then: the orders of parts in that split.
-      stands: whether it comes out of the loop as the law wants it.
+      stands: whether `split` and `orders` are `target` and `then` already.
     """
 
     dims: Dims
@@ -233,7 +232,7 @@ def _result(
 
     Args:
       orders: of the parts of dims of the loop.
-      parts: the dims of which it is made part by part, with the axes of the parts.
+      parts: the dims along which the result is summed part by part, with the axes of the parts.
     """
     scope, level = rules.scope, rules.level
     summed = _summed(nest, dims, axes_of).difference(*parts.values())
@@ -264,7 +263,7 @@ def _result(
 def _split_differently(
     same_order: Sequence[tuple[Dim, Dim]], before, after, scope: Scope
 ) -> set[Dim]:
-    """Dims of an operand that are split differently from the dims that have their elements."""
+    """Dims of an operand, split differently from the dims of the result with the same elements."""
     same = lambda old, new: (
         before[old] == after[new] and (scope.part(old, before[old]) == scope.part(new, after[new]))
     )
@@ -283,7 +282,7 @@ def _operand_parts(nest: Nest, free: Dims, rules: Rules) -> tuple[Move | None, d
 def _result_parts(
     nest: Nest, axes_of: Mapping[Dim, Axes], rules: Rules
 ) -> tuple[Move | None, dict[Dim, Axes]]:
-    """The first dim of which the result is made part by part, over which axes, by which move."""
+    """The first dim along which the result is summed part by part, its move, and the axes."""
     (dims,) = nest.outs
     summed = _summed(nest, dims, axes_of)
     for fact in nest.by_parts:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshdsl.lowering import resharding
-from meshdsl.lowering.copies import with_copy
+from meshdsl.lowering.scope import with_copy
 from meshdsl.splits.changes import Split
 from meshdsl.tensor import Dtypes, Tensor, is_tensor
 

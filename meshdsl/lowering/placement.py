@@ -86,8 +86,7 @@ def _unnested_made_whole(
 
 
 def _moved(array, leg: Leg, scope: Scope, op: Op) -> jax.Array:
-    why = lambda _: _WHY
-    return resharding.reshard_array(array, [leg], scope, op, varies=frozenset(), why=why)
+    return resharding.Way([leg], scope, lambda _: _WHY).go(array, op)
 
 
 def _leading(axes: tuple[str, ...], wanted: list[str]) -> tuple[str, ...]:

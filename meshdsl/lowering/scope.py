@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import jax
 
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError
-from meshdsl.layout import Layout, Rule
-from meshdsl.lowering import collectives, leaves
-from meshdsl.lowering.moves.move import IN_ORDER, Orders
+from meshdsl.layout import Layout
+from meshdsl.lowering import collectives
 from meshdsl.lowering.moves.turns import Turn
 from meshdsl.program.recorder import Recorder
+from meshdsl.rules import Rule
 from meshdsl.tensor import Tensor
 from meshdsl.values import other_shape
+
+Orders = Mapping[
+    Dim, Any
+]  # the orders (`moves.move.Move`) of dims whose parts are in no natural one
+IN_ORDER: Orders = MappingProxyType({})
 
 
 class WrongGuess(Exception):
@@ -28,6 +37,7 @@ class Scope:
 
     Args:
       platform: of the devices that the program is lowered for: "tpu", "gpu" or "cpu".
+      leaf: makes of a Tensor what JAX gets for it as a leaf of a pytree, see `resharding.leaf`.
 
     Attributes:
       takes_parts: whether JAX has taken an array out of a Tensor. Such a program is searched for
@@ -41,9 +51,11 @@ class Scope:
         name: str,
         *,
         platform: str = "cpu",
+        leaf: Callable[[Tensor], Tensor] = lambda x: x,
     ):
         self.layout = layout
         self.platform = platform
+        self._leaf = leaf
         self.sizes = dict(sizes)
         self.recorder = Recorder(name)
         self.uses: dict[int, frozenset[str]] = {}  # see `note_use`
@@ -51,7 +63,7 @@ class Scope:
         self.origins = itertools.count()  # numbers for the parameters that gradients are taken by
         self.guesses: dict[int, frozenset[str]] = {}  # see `gradients.traced`
         self.loops: dict = {}  # what the law said of a loop nest, see `nest.split_loop`
-        self.copies: dict = {}  # see `copies`
+        self.copies: dict = {}  # see `copy_of`
         self.takes_parts = False
         self._remembered: dict = {}
         self.mapped: tuple[tuple[Dim, tuple[str, ...]], ...] = ()  # see `spending`
@@ -169,18 +181,21 @@ class Scope:
         return tuple(a for a in self.sizes if a in axes)
 
     def leaf(self, x: Tensor) -> Tensor:
-        """`x` as JAX gets it for a leaf of a pytree, see `leaves.leaf`."""
+        """`x` as JAX gets it for a leaf of a pytree."""
         self.takes_parts = True
-        return leaves.leaf(x)
+        return self._leaf(x)
 
     def unleaf(self, x: Tensor) -> Tensor:
-        """What JAX has put together of a leaf and the structure that `leaf` gave it."""
-        return leaves.unleaf(x)
+        """`x`, put together from a leaf, with a type that varies over the axes that split it."""
+        if not isinstance(x.stored, jax.Array):
+            return x
+        axes = self.of_mesh(a for axes in x.placement.axes for a in axes)
+        return x.replace(array=collectives.vary(x.stored, axes))
 
-    def remember(self, source, key, made) -> None:
-        """Keep what was made of the array `source`, for as long as the trace that is running."""
+    def remember(self, source, key, result) -> None:
+        """Keep `result`, computed of the array `source`, as long as the running trace lasts."""
         entry = self._remembered.setdefault((id(source), key), [])
-        entry.append((source, collectives.trace_state(), made))
+        entry.append((source, collectives.trace_state(), result))
 
     def remembered(self, source, key):
         """What `remember` kept under this key in the trace that is running, or None."""
@@ -291,3 +306,24 @@ def check_alike(what: str, array, scope: Scope) -> None:
             "Tensor, a part of it or a term of a sum that is pending; use the Tensor itself, or "
             "md.replicate(x).array, which is settled and whole"
         )
+
+
+def copy_of(x: Tensor) -> Tensor | None:
+    """The copy of the parameter `x` that is at hand, and is used instead of moving `x` itself.
+
+    Under ZeRO-2 a parameter has two arrays while gradients are taken, see `parameter_copies`: a
+    device's part, by which the program is differentiated, and a copy that is less split. The scope
+    keeps the copy, under the array of the part.
+    """
+    if x.placement is None or x.placement.level != "gradients":
+        return None
+    _, copy = x.placement.scope.copies.get(id(x.stored), (None, None))
+    return copy
+
+
+def with_copy(x: Tensor, copy: Tensor | None = None) -> Tensor:
+    """`x`, of which `copy` is at hand from then on, unless that is None."""
+    if copy is not None:
+        # The array is kept with it, because it must live as long as its id counts.
+        x.placement.scope.copies[id(x.stored)] = x.stored, copy
+    return x

@@ -6,9 +6,10 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshdsl.dims import Dims
-from meshdsl.layout import LEVELS, Layout, check_word
+from meshdsl.layout import Layout
 from meshdsl.lowering.scope import Scope
 from meshdsl.program.optimizer_state import in_optimizer_state
+from meshdsl.rules import LEVELS, check_word
 from meshdsl.splits.changes import Split
 from meshdsl.tensor import Tensor, is_tensor
 

@@ -13,14 +13,13 @@ import numpy as np
 from jax import lax
 
 from meshdsl.dims import Dim, without
-from meshdsl.layout import Rule
 from meshdsl.lowering import collectives, resharding, window_arrays
-from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.moves.move import nbytes, record
-from meshdsl.lowering.scope import Scope
+from meshdsl.lowering.scope import Scope, copy_of, with_copy
 from meshdsl.program.collective import crossed
 from meshdsl.program.recorder import Op
+from meshdsl.rules import Rule
 from meshdsl.splits.pipeline import Schedule
 from meshdsl.tensor import Tensor
 

@@ -17,8 +17,7 @@ from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, resharding
-from meshdsl.lowering.copies import copy_of, with_copy
-from meshdsl.lowering.scope import Scope, check_alike, common
+from meshdsl.lowering.scope import Scope, check_alike, common, copy_of, with_copy
 from meshdsl.program.recorder import Move, next_op_number
 from meshdsl.tensor import Tensor, is_tensor, is_value
 

@@ -13,7 +13,7 @@ from jax import ad_checkpoint, lax
 
 from meshdsl import dims as dim_algebra
 from meshdsl.errors import MeshDSLError, nearest, quote
-from meshdsl.lowering import resharding, transformations
+from meshdsl.lowering import derivatives, resharding
 from meshdsl.lowering.carried import carried, carrying, uncarried
 from meshdsl.ops.attention_blocks import SAVED as ATTENTION
 from meshdsl.ops.bodies import arrays_in, scope_of
@@ -145,7 +145,7 @@ def checkpoint(
         keeps = _policy(policy, save, offload)
         if (found := _policies.get()) is not None:
             found.append(keeps)
-        recomputed = transformations.checkpoint(carrying(marking), keeps, in_scan=in_scan)
+        recomputed = derivatives.checkpoint(carrying(marking), keeps, in_scan=in_scan)
         out = uncarried(recomputed(*carried(args)))
         for names in _marked.get():
             names |= known

@@ -5,8 +5,7 @@ from __future__ import annotations
 import jax
 from jax import lax
 
-from meshdsl.lowering.copies import copy_of
-from meshdsl.lowering.scope import Scope
+from meshdsl.lowering.scope import Scope, copy_of
 from meshdsl.tensor import is_tensor
 
 CARRY = "pipeline carry"  # what each element of a chunk gets, kept for the backward pass

@@ -10,7 +10,7 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.carried import carried, uncarried
-from meshdsl.lowering.copies import copy_of, with_copy
+from meshdsl.lowering.scope import copy_of, with_copy
 from meshdsl.ops.bodies import each, leaves_of, lying_as
 from meshdsl.tensor import Tensor, is_tensor
 

@@ -218,11 +218,11 @@ def _price_within(
     groups: Sequence[Group], dims: Dims, before: Split, out: Dims, after: Split, scope
 ) -> tuple[int, int]:
     """As `_price`, for what travels where runs end elsewhere."""
-    given, made = dict(zip(dims, before, strict=True)), dict(zip(out, after, strict=True))
+    given, got = dict(zip(dims, before, strict=True)), dict(zip(out, after, strict=True))
     elements, collectives = 0, 0
     for group in groups:
         have = _elements(group.old, [given[d] for d in group.old], scope)
-        want = _elements(group.new, [made[d] for d in group.new], scope)
+        want = _elements(group.new, [got[d] for d in group.new], scope)
         if have != want:
             parts = scope.parts([a for d in group.old for a in given[d]])
             travels = exchanges([p for p in runs(group, have, want, parts) if p.source != p.target])

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from meshdsl import Layout, make_mesh
 from meshdsl.lowering import collectives
 from meshdsl.lowering.moves.turns import legs_between
-from meshdsl.lowering.resharding import reshard_array
+from meshdsl.lowering.resharding import Way
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.shardings import partition_spec
 from meshdsl.splits.changes import Change, changes
@@ -118,7 +118,7 @@ def test_steps_move_real_data_exactly(start, then):
         x = contributions(x, pending, scope) if pending else x
         op = scope.recorder.begin("move", DIMS, split)
         legs = legs_between(DIMS, split, then, scope, pending)
-        return reshard_array(x, legs, scope, op, varies=frozenset(), why=str)
+        return Way(legs, scope, str).go(x, op)
 
     moved = jax.jit(
         jax.shard_map(

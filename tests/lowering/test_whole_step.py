@@ -82,9 +82,13 @@ def test_a_tree_map_of_parameters_and_gradients(layout):
     assert_explained(lowered.program(PARAMS, BATCH), compiled.as_text(), lowered.mesh)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.parametrize("layout", ["fsdp", "zero1", "zero2", "hybrid"])
+STEPS = [(name, "hybrid") for name in OPTIMIZERS]
+STEPS += [("adamw", name) for name in ("fsdp", "zero1", "zero2")]
+
+
+@pytest.mark.parametrize("optimizer, layout", STEPS)
 def test_three_steps_of_optax(layout, optimizer):
+    optimizer = OPTIMIZERS[optimizer]
     layout, step = LAYOUTS[layout], step_of(optimizer)
     lowered = md.lower(step, layout, optimizer_argnums=1, donate_argnums=(0, 1))
     expected = PARAMS, optimizer.init(PARAMS)
@@ -102,8 +106,7 @@ def test_three_steps_of_optax(layout, optimizer):
     assert_by_law(found[1], layout, lowered.mesh, "optimizer")
 
 
-SHIPPED = ("data", "zero1", "zero2", "fsdp", "fsdp-once", "hybrid-fsdp", "tensor", "sequence")
-SHIPPED = (*SHIPPED, "fsdp-tensor", "fsdp-sequence")
+SHIPPED = ("zero1", "zero2", "fsdp-once", "hybrid-fsdp", "fsdp-sequence")
 CONFIG = common.CONFIGS["llama"]
 
 

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 import meshdsl as md
 from meshdsl.layout import LEVELS
 from meshdsl.tensor import is_tensor
-from tests.helpers import assert_by_law, assert_equal, assert_same, data, dims, layout, weight
+from tests.helpers import (
+    assert_by_law,
+    assert_equal,
+    assert_same,
+    data,
+    dims,
+    every,
+    layout,
+    weight,
+)
 from tests.lowering.test_law import (
     BATCH,
     HYBRID,
@@ -29,66 +38,41 @@ from tests.lowering.test_law import (
     without_scalars,
 )
 
-ONE = {"data": 4}
-ZERO2 = layout("batch -> data", mesh=ONE, gradients=["d_model -> data"])
-ONCE = layout("batch -> data", mesh=ONE, parameters=["d_model -> data"], gather="step")
-ONCE_ZERO2 = layout(
-    "batch -> data",
-    mesh=ONE,
-    parameters=["d_model -> data"],
-    gradients=["d_model -> data"],
-    gather="step",
-)
-HYBRID_ZERO2 = layout(
-    "batch -> replica, data",
-    mesh=HYBRID.mesh,
-    parameters=["d_model -> data"],
-    gradients=["d_model -> replica"],
-)
-TENSOR_ZERO2 = layout(
-    "batch -> data", "d_ff -> model", mesh={"data": 2, "model": 4}, gradients=["d_model -> data"]
-)
-OTHER_OPTIMIZER = layout(
-    "batch -> data",
-    mesh={"data": 4, "other": 2},
-    gradients=["d_model -> data"],
-    optimizer=["d_ff -> other"],
-)
-SUMMED_EARLY = layout("batch -> data", mesh=ONE, sum="layer")
+
+def by(*rules, **how):
+    return layout("batch -> data", *rules, **{"mesh": {"data": 4}, **how})
+
+
+BY_D = dict(parameters=["d_model -> data"])
+TENSOR = {"data": 2, "model": 3}
+ZERO2 = by(gradients=["d_model -> data"])
+ONCE = by(**BY_D, gather="step")
+ONCE_ZERO2 = replace(ONCE, gradients=["d_model -> data"])
+HYBRID_ZERO2 = replace(HYBRID, gradients=["d_model -> replica"])
+SUMMED_EARLY = by(sum="layer")
 HYBRID_SUMMED_EARLY = replace(HYBRID, sum="layer")
-BY_LAYERS = layout("batch -> data", mesh={"data": 3}, uneven="pad", gradients=["layers -> data"])
-UNEVEN = layout(
-    "batch -> data",
-    "d_ff -> model",
-    mesh={"data": 3, "model": 2},
-    uneven="pad",
-    gradients=["d_model -> data"],
-)
-UNEVEN_ONCE = layout(
-    "batch -> data",
-    "d_ff -> model",
-    mesh={"data": 2, "model": 3},
-    uneven="pad",
-    parameters=["d_model -> data"],
-    gather="step",
-)
 ALL = dict(
     zero2=ZERO2,
     once=ONCE,
     once_zero2=ONCE_ZERO2,
     hybrid=HYBRID_ZERO2,
-    tensor=TENSOR_ZERO2,
-    optimizer=OTHER_OPTIMIZER,
+    tensor=by("d_ff -> model", mesh={"data": 2, "model": 4}, gradients=["d_model -> data"]),
+    optimizer=replace(ZERO2, mesh={"data": 4, "other": 2}, optimizer=["d_ff -> other"]),
     summed=SUMMED_EARLY,
     hybrid_summed=HYBRID_SUMMED_EARLY,
-    layers=BY_LAYERS,
-    uneven=UNEVEN,
-    uneven_once=UNEVEN_ONCE,
+    layers=by(mesh={"data": 3}, uneven="pad", gradients=["layers -> data"]),
+    uneven=by(
+        "d_ff -> model",
+        mesh={"data": 3, "model": 2},
+        uneven="pad",
+        gradients=["d_model -> data"],
+    ),
+    uneven_once=by("d_ff -> model", mesh=TENSOR, uneven="pad", **BY_D, gather="step"),
 )
 XS = data(MICRO, BATCH, LENGTH, D, seed=7)
 
 
-@pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
+@every(ALL, "once", "hybrid_summed", "optimizer")
 def test_loss_and_gradients_are_those_of_one_device(rules):
     assert_same(
         lambda x, *weights: md.mean(md.square(stacked(weights, x))), X, *STACK, layout=rules
@@ -143,7 +127,7 @@ def test_gradients_are_summed_in_their_layers_but_those_of_microbatches_and_of_z
     assert counted(HYBRID_SUMMED_EARLY)["psum", ("replica",)] == 2 * LAYERS.size
 
 
-@pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
+@every({name: ALL[name] for name in ("once_zero2", "hybrid", "layers", "uneven")})
 def test_an_aux_result_of_parameters_alone_is_no_gradient(rules):
     """It leaves as a parameter, however gradients are split: `assert_same` holds it to that."""
 
@@ -160,7 +144,7 @@ def test_an_aux_result_of_parameters_alone_is_no_gradient(rules):
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_rules_of_each_level_split_what_is_at_it_and_below(level):
     """A gradient by all rules, what parameters alone make as a parameter, a value by `rules`."""
-    rules = md.Layout(**{"rules": [], level: ["d_model? -> data"]}, mesh=ONE)
+    rules = md.Layout(**{"rules": [], level: ["d_model? -> data"]}, mesh={"data": 4})
 
     def loss(w, x):
         squares = md.einsum(w, w, out=(D,))

@@ -3,18 +3,16 @@
 from collections import Counter
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshdsl import Layout, make_mesh
-from meshdsl.lowering import window_arrays
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.shardings import partition_spec
-from meshdsl.splits.exchanges import at_home, exchanges
+from meshdsl.splits.exchanges import exchanges
 from meshdsl.splits.windows import Piece, pieces
 from tests.helpers import dims
 
@@ -22,42 +20,10 @@ LENGTHS = st.integers(0, 7)
 PIECES = st.builds(Piece, st.integers(0, 5), st.integers(0, 5), LENGTHS, LENGTHS, st.integers(1, 9))
 
 
-@st.composite
-def windows(draw):
-    """The parts of a dim, the size of each, one start for each, and where to stop."""
-    parts, block = draw(st.integers(1, 6)), draw(st.integers(1, 5))
-    size = parts * block
-    starts = draw(st.lists(st.integers(-size - 2, size + 2), min_size=parts, max_size=parts))
-    return parts, block, starts, draw(st.integers(1, size + 3)), draw(st.integers(0, size))
-
-
 def expected(whole, start, length, stop, fill=-1):
     """Elements from `start` to `start + length`; `fill` before the first and from `stop` on."""
     at = np.arange(start, start + length)
     return np.where((at >= 0) & (at < stop), whole[np.clip(at, 0, len(whole) - 1)], fill)
-
-
-@given(windows())
-def test_pieces_make_up_each_window_and_nothing_twice(drawn):
-    parts, block, starts, length, stop = drawn
-    whole = np.arange(parts * block)
-    made, written = np.full((parts, length), -1), np.zeros((parts, length), int)
-    for p in pieces(starts, length, block, stop):
-        assert p.length > 0 and 0 <= p.read and p.read + p.length <= block
-        made[p.target, p.write : p.write + p.length] = whole.reshape(parts, block)[
-            p.source, p.read : p.read + p.length
-        ]
-        written[p.target, p.write : p.write + p.length] += 1
-    assert written.max(initial=0) <= 1
-    assert np.array_equal(made, [expected(whole, start, length, stop) for start in starts])
-
-
-@given(windows())
-def test_a_window_of_a_whole_array_is_cut_and_padded(drawn):
-    _, _, (start, *_), length, stop = drawn
-    whole = np.arange(1, 31).reshape(10, 3)
-    found = window_arrays.whole(jnp.asarray(whole), 0, start, length, min(stop, 10), -1)
-    assert np.array_equal(found[:, 1], expected(whole[:, 1], start, length, min(stop, 10)))
 
 
 def elements(pieces):
@@ -92,14 +58,6 @@ def test_windows_one_block_apart_are_a_round_for_each_side():
     assert [
         len(group) for group in exchanges(pieces([j * 8 - 13 for j in range(64)], 8, 8, 64 * 8))
     ] == [62, 63]
-
-
-@given(st.lists(PIECES.map(lambda p: p._replace(target=p.source)), max_size=8))
-def test_pieces_at_home_are_left_whole(found):
-    groups = at_home(found)
-    assert Counter(p for group in groups for p in group) == Counter(found)
-    assert all(len({p.source for p in group}) == len(group) for group in groups)
-    assert len(groups) == max(Counter(p.source for p in found).values(), default=0)
 
 
 MESHES = [

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 
 from meshdsl.dims import Dim, Dims, without
 from meshdsl.lowering import collectives
-from meshdsl.lowering.copies import copy_of
 from meshdsl.lowering.moves.move import Axes, ByParts, Move, Parts, Rules, Stays
+from meshdsl.lowering.scope import copy_of
 from meshdsl.program import recorder
 from meshdsl.tensor import Tensor
 

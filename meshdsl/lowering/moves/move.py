@@ -17,19 +17,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.dims import Dim, Dims
+from meshdsl.lowering.scope import Scope
 from meshdsl.program.recorder import Move as Recorded
 from meshdsl.program.recorder import Op
 from meshdsl.splits.changes import Split
-
-if TYPE_CHECKING:
-    from meshdsl.lowering.scope import Scope
 
 Axes = tuple[str, ...]
 
@@ -185,10 +183,6 @@ class Natural(Move):
 
 
 NATURAL = Natural()
-
-
-Orders = Mapping[Dim, Move]  # the orders of dims whose parts are not in natural order
-IN_ORDER: Orders = MappingProxyType({})
 
 
 class Parts:

@@ -7,12 +7,12 @@ of `moves.turns` for each pipeline, which carries the number of the turn.
 from __future__ import annotations
 
 from meshdsl.dims import Dim
-from meshdsl.layout import ATTRIBUTES
 from meshdsl.lowering.moves.exchange import Exchange
 from meshdsl.lowering.moves.gather import GATHER
 from meshdsl.lowering.moves.move import NATURAL, Move, Stays
 from meshdsl.lowering.moves.ring import ByRing
 from meshdsl.lowering.moves.zigzag import Zigzag
+from meshdsl.rules import ATTRIBUTES
 from meshdsl.tensor import Tensor
 
 TABLE: tuple[Move, ...] = (  # the default of an attribute stands first

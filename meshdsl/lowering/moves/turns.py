@@ -215,11 +215,16 @@ def legs_between(
     return [first, taken, _leg(after, between, then_left, scope, ())]
 
 
-def away_from_home(legs: list[Leg], scope) -> Split | None:
-    """The split in which parts are cut, of a way that leads there from devices of other stages."""
+def note_closure(x: Tensor, legs: list[Leg], split: Split, scope) -> None:
+    """Note that a body uses `x` if the way to this split leads there from devices of other stages.
+
+    A loop in turns brings such a tensor beforehand to where its parts are cut, see `Closures`.
+    """
     first = legs[0]
     changed = {axis for change in first.changes for axis in change.axes}
-    return None if len(legs) == 1 or changed.isdisjoint(scope.spent) else first.then
+    if len(legs) > 1 and not changed.isdisjoint(scope.spent):
+        turn = scope.turn_of(axis for axes in split for axis in axes)
+        turn.closures.met(x, first.then)
 
 
 def _leg(dims: Dims, now: Split, then: Split, scope, pending) -> Leg:
