@@ -20,10 +20,9 @@ from jax import lax
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.lowering.device_loop import DeviceLoop
-from meshdsl.lowering.law import apply_op
 from meshdsl.ops import component
 from meshdsl.ops.comparison import bounds
-from meshdsl.ops.declare import Case, Draw, op
+from meshdsl.ops.declare import along_a, op
 from meshdsl.tensor import Tensor
 
 
@@ -150,13 +149,13 @@ def _cumulative(name: str, x: Tensor, dim: Dim | str, reverse: bool, exclusive: 
     has_ties = name in ("cummax", "cummin") and jnp.issubdtype(x.dtype, jnp.inexact)
     fn, at = _extremum if has_ties else _scanned, x.dims.index(dim)
     local = lambda loop, a: fn(scan, Along(loop, dim, at, reverse, exclusive), a)
-    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, in_order=(dim,), fill=scan.identity)
+    return component.apply_alike(name, local, x, in_order=(dim,), fill=scan.identity)
 
 
-def _running(fn: Callable, draw: Draw) -> Case:
-    a, b = draw.dims("a", "b")
-    how = {"reverse": draw.pick(False, True), "exclusive": draw.pick(False, True)}
-    return Case(lambda x: fn(x, a, **how), (draw.tensor(a, b),), (a,))
+_running = along_a(
+    lambda fn, x, a, b, reverse, exclusive: fn(x, a, reverse=reverse, exclusive=exclusive),
+    lambda draw, _: (draw.pick(False, True), draw.pick(False, True)),
+)
 
 
 @op(
@@ -176,23 +175,21 @@ def cumsum(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool 
     return _cumulative("cumsum", x, dim, reverse, exclusive)
 
 
-@op(
+_declare_running = op(
     computes="its own scan, then the prefix of one total for each part",
     moves=("all_gather",),
     example=_running,
     result="same",
 )
+
+
+@_declare_running
 def cumprod(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
     """The running product along `dim`; `reverse` and `exclusive` as in `cumsum`."""
     return _cumulative("cumprod", x, dim, reverse, exclusive)
 
 
-@op(
-    computes="its own scan, then the prefix of one total for each part",
-    moves=("all_gather",),
-    example=_running,
-    result="same",
-)
+@_declare_running
 def cummax(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
     """The largest element so far along `dim`; `reverse` and `exclusive` as in `cumsum`.
 
@@ -201,23 +198,13 @@ def cummax(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool 
     return _cumulative("cummax", x, dim, reverse, exclusive)
 
 
-@op(
-    computes="its own scan, then the prefix of one total for each part",
-    moves=("all_gather",),
-    example=_running,
-    result="same",
-)
+@_declare_running
 def cummin(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
     """The smallest element so far along `dim`; otherwise as `cummax`."""
     return _cumulative("cummin", x, dim, reverse, exclusive)
 
 
-@op(
-    computes="its own scan, then the prefix of one total for each part",
-    moves=("all_gather",),
-    example=_running,
-    result="same",
-)
+@_declare_running
 def cumlogsumexp(
     x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False
 ) -> Tensor:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from types import ModuleType
 
 from meshdsl.ops import (
-    attention,
     branch,
     calculus,
     checkpoint,
@@ -37,6 +36,7 @@ from meshdsl.ops import (
     sorting,
     triangle,
 )
+from meshdsl.ops.attention import attention
 from meshdsl.ops.declare import DECLARED, Declaration
 
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {

@@ -25,7 +25,7 @@ from meshdsl.ops.bodies import (
     shown,
     value,
 )
-from meshdsl.ops.declare import Case, Draw, of_x, op
+from meshdsl.ops.declare import along_a, of_x, op
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.ops.over import over
 from meshdsl.ops.reduce import softmax
@@ -138,16 +138,12 @@ def _refuse(_, cotangent):
     )
 
 
-def _map_over_example(map_over: Callable, draw: Draw) -> Case:
-    a, b = draw.dims("a", "b")
-    batch = draw.pick(None, draw.integer(1, max(1, a.size)))
-    call = lambda x: map_over(lambda x: softmax(x, b), x, dim=a, batch=batch)
-    return Case(call, (draw.tensor(a, b),), (a,))
-
-
 @op(
     computes="the body, for one element of the dim after another; the dim is whole",
-    example=_map_over_example,
+    example=along_a(
+        lambda map_over, x, a, b, batch: map_over(lambda x: softmax(x, b), x, dim=a, batch=batch),
+        lambda draw, a: (draw.pick(None, draw.integer(1, max(1, a.size))),),
+    ),
 )
 def map_over(fn: Callable, *xs, dim: Dim | str, batch: int | None = None):
     """`fn` of every element of `dim`, one after another.

@@ -402,7 +402,7 @@ def _normalised(name: str, fn: Callable, x: Tensor, dims: Which) -> Tensor:
     at = tuple(x.dims.index(d) for d in dims)
     x = component.cast(x, _float(x.dtype))
     local = lambda loop, a: fn(loop, at, dims, a)
-    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, in_order=(), fill=-jnp.inf)
+    return component.apply_alike(name, local, x, in_order=(), fill=-jnp.inf)
 
 
 @op(

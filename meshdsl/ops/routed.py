@@ -17,11 +17,13 @@ from jax import lax
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims, show
-from meshdsl.errors import MeshDSLError, nearest, quote
+from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.lowering.moves.move import ByParts
+from meshdsl.ops.arrays import axes_of
+from meshdsl.ops.checks import check_indices, one_of
 from meshdsl.ops.component import as_tensor
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.ops.grouped_dot import KERNELS, Way, block_of, grouped_dot, megablox_lacks
@@ -145,11 +147,8 @@ def routed(
     every = [d for t in parameters for d in t.dims]
     experts = dim_algebra.find(name, tuple(dict.fromkeys(every)), experts)
     features = _features(name, x, ids, weights, parameters, experts)
-    if implementation is not None and implementation not in KERNELS:
-        raise MeshDSLError(
-            f"{name}: `implementation` is one of {', '.join(map(repr, KERNELS))}, not "
-            f"{quote(implementation)}{nearest(str(implementation), KERNELS)}"
-        )
+    if implementation is not None:
+        one_of(f"{name}: `implementation`", implementation, KERNELS)
     tensors = (x, ids, weights, *parameters)
     loop = dim_algebra.union(name, [t.dims for t in tensors])
     inner = dim_algebra.without(loop, (*x.dims, *ids.dims, experts))
@@ -160,7 +159,7 @@ def routed(
     order = (*tokens, *choices)
 
     def local(at: DeviceLoop, x_, ids_, weights_, *arrays):
-        axes = frozenset().union(*map(collectives.varying, (x_, ids_, weights_, *arrays)))
+        axes = axes_of((x_, ids_, weights_, arrays))
         last = jnp.moveaxis(x_, x.dims.index(features), -1)
         rows = last.reshape(math.prod(last.shape[:-1]), features.size)
         ids_ = _arranged(ids_, ids.dims, order).astype(jnp.int32)
@@ -199,10 +198,7 @@ def routed(
 
 def _features(name: str, x, ids, weights, parameters, experts: Dim) -> Dim:
     """The features of `x`, after checking that operands go together."""
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise MeshDSLError(
-            f"{name}: the indices {show(ids.dims)} are {ids.dtype}, not whole numbers"
-        )
+    check_indices(name, ids)
     for t in (x, weights, *parameters):
         if not jnp.issubdtype(t.dtype, jnp.floating):
             raise MeshDSLError(

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl import dims as dim_algebra
-from meshdsl.dims import Dim, show
-from meshdsl.errors import MeshDSLError
+from meshdsl.dims import Dim
 from meshdsl.lowering.device_loop import DeviceLoop
-from meshdsl.lowering.law import apply_op
+from meshdsl.ops.checks import check_indices, check_new
+from meshdsl.ops.component import apply_alike
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
 
@@ -47,12 +47,8 @@ def cumcount(ids: Tensor, dim: Dim | str, bins: Dim) -> Tensor:
       MeshDSLError: `ids` are not whole numbers, lack `dim`, or have `bins` themselves.
     """
     dim = dim_algebra.find("cumcount", ids.dims, dim)
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise MeshDSLError(
-            f"cumcount: the indices {show(ids.dims)} are {ids.dtype}, not whole numbers"
-        )
-    if bins.name in [d.name for d in ids.dims]:
-        raise MeshDSLError(f"cumcount: {show(ids.dims)} has a dim `{bins.name}` already")
+    check_indices("cumcount", ids)
+    check_new("cumcount", ids, bins)
     at = ids.dims.index(dim)
 
     def local(loop: DeviceLoop, ids):
@@ -71,7 +67,7 @@ def cumcount(ids: Tensor, dim: Dim | str, bins: Dim) -> Tensor:
         counted = jnp.where(rows < bins.size, counted, 0)
         return jnp.moveaxis(counted.reshape(shape), -1, at)
 
-    return apply_op("cumcount", local, (ids,), loop=ids.dims, out=ids.dims, in_order=(dim,), fill=0)
+    return apply_alike("cumcount", local, ids, in_order=(dim,), fill=0)
 
 
 def _before(rows):

@@ -26,18 +26,14 @@ from meshdsl.splits import windows
 from meshdsl.tensor import Tensor, is_tensor, is_value
 
 
-def _slice_example(slice: Callable, draw: Draw) -> Case:
-    a, b = draw.dims("a", "b")
-    start = draw.integer(0, a.size)
-    new = Dim("v", draw.integer(0, a.size - start))
-    return Case(lambda x: slice(x, a, start, new), (draw.tensor(a, b),), (a,))
-
-
 @op(
     computes="its own elements of the result; fetches those that it lacks",
     moves=("ppermute",),
     mesh_tensorflow="SliceOperation; not along a split dim",
-    example=_slice_example,
+    example=along_a(
+        lambda slice, x, a, b, start, new: slice(x, a, start, new),
+        lambda draw, a: (n := draw.integer(0, a.size), Dim("v", draw.integer(0, a.size - n))),
+    ),
 )
 def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:
     """`size` elements of `x` along `dim`, from the index `start` on, which is known beforehand.
@@ -48,11 +44,9 @@ def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:
       MeshDSLError: the slice reaches beyond the dim.
     """
     dim = dim_algebra.find("slice", x.dims, dim)
-    new = (
-        size
-        if isinstance(size, Dim)
-        else Dim(dim.name, whole_number(f"slice: `size` along {dim}", size, 0))
-    )
+    new = size
+    if not isinstance(new, Dim):
+        new = Dim(dim.name, whole_number(f"slice: `size` along {dim}", size, 0))
     if start < 0 or start + new.size > dim.size:
         raise MeshDSLError(
             f"slice: elements {start} to {start + new.size} reach beyond {dim} of "
@@ -61,17 +55,14 @@ def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:
     return windowed("slice", x, dim, new, start)
 
 
-def _pad_example(pad: Callable, draw: Draw) -> Case:
-    a, b = draw.dims("a", "b")
-    before, after, value = draw.integer(0, 5), draw.integer(0, 9), draw.pick(1.5, 0)
-    return Case(lambda x: pad(x, a, before, after, value, out="v"), (draw.tensor(a, b),), (a,))
-
-
 @op(
     computes="its own elements of the result; fetches those that it lacks",
     moves=("ppermute",),
     mesh_tensorflow="PadOperation; not along a split dim, and only zeros",
-    example=_pad_example,
+    example=along_a(
+        lambda pad, x, a, b, *how: pad(x, a, *how, out="v"),
+        lambda draw, _: (draw.integer(0, 5), draw.integer(0, 9), draw.pick(1.5, 0)),
+    ),
 )
 def pad(
     x: Tensor,
@@ -161,18 +152,14 @@ def windowed(
     )
 
 
-def _split_example(split: Callable, draw: Draw) -> Case:
-    a, b = draw.dims("a", "b")
-    first = draw.integer(0, a.size)
-    parts = [Dim("v", first), Dim("w", a.size - first)]
-    return Case(lambda x: split(x, a, parts), (draw.tensor(a, b),), (a,))
-
-
 @op(
     computes="its own elements of the result; fetches those that it lacks",
     moves=("ppermute",),
     mesh_tensorflow="SplitOperation; not along a split dim",
-    example=_split_example,
+    example=along_a(
+        lambda split, x, a, b, n: split(x, a, [Dim("v", n), Dim("w", a.size - n)]),
+        lambda draw, a: (draw.integer(0, a.size),),
+    ),
 )
 def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[Tensor, ...]:
     """`x` cut along `dim`, into `sizes` equal parts or into parts of the given sizes (or Dims).

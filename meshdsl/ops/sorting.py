@@ -33,10 +33,10 @@ from meshdsl.ops.comparison import (
     share_ties,
     to_key,
 )
-from meshdsl.ops.declare import Case, Draw, op
+from meshdsl.ops.declare import Case, Draw, along_a, op
 from meshdsl.tensor import Tensor
 
-_DIGIT = 4  # bits of a key that one turn of `_selected` finds
+_DIGIT = 4  # bits that one turn of `by_digits` finds
 
 
 def _sort_example(sort: Callable, draw: Draw) -> Case:
@@ -81,17 +81,14 @@ def argsort(x: Tensor, dim: Dim | str, *, descending: bool = False) -> Tensor:
     return _sort("argsort", x, dim, descending, (1,))[0]
 
 
-def _top_k_example(top_k: Callable, draw: Draw) -> Case:
-    a, b = draw.dims("a", "b")
-    k = Dim("v", draw.integer(0, a.size))
-    return Case(lambda x: top_k(x, a, k), (draw.tensor(a, b),), (a,))
-
-
 @op(
     computes="the k largest of its part; the k largest of those of all parts, which are gathered",
     moves=("all_gather",),
     mesh_tensorflow="TopKOperation; the new dim may not be split",
-    example=_top_k_example,
+    example=along_a(
+        lambda top_k, x, a, b, k: top_k(x, a, k),
+        lambda draw, a: (Dim("v", draw.integer(0, a.size)),),
+    ),
 )
 def top_k(x: Tensor, dim: Dim | str, k: int | Dim) -> tuple[Tensor, Tensor]:
     """The `k` largest elements of `x` along `dim`, largest first, and their indices (int32).
@@ -149,20 +146,20 @@ def _gathered(loop: DeviceLoop, a, dim: Dim):
     return lax.collapse(parts, parts.ndim - 2)
 
 
-def _nth_example(nth: Callable, draw: Draw) -> Case:
-    a, b = draw.dims("a", "b")
-    n = draw.integer(1, max(1, a.size))
-    return Case(lambda x: nth(x, a, n), (draw.tensor(a, b),), (a,))
-
-
-@op(
+_declare_nth = op(
     computes="the largest of its part; or, where those are many, how many elements of its part "
     "are above bounds, which close in",
     moves=("all_gather", "psum"),
     mesh_tensorflow="TopKOperation; gathers n elements of each part",
-    example=_nth_example,
+    example=along_a(
+        lambda nth, x, a, b, n: nth(x, a, n),
+        lambda draw, a: (draw.integer(1, max(1, a.size)),),
+    ),
     result="removes",
 )
+
+
+@_declare_nth
 def nth_largest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
     """The `n`th largest element along `dim`; the first is the maximum.
 
@@ -177,14 +174,7 @@ def nth_largest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
     return _nth("nth_largest", x, dim, n, largest=True)
 
 
-@op(
-    computes="the largest of its part; or, where those are many, how many elements of its part "
-    "are above bounds, which close in",
-    moves=("all_gather", "psum"),
-    mesh_tensorflow="TopKOperation; gathers n elements of each part",
-    example=_nth_example,
-    result="removes",
-)
+@_declare_nth
 def nth_smallest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
     """The `n`th smallest element along `dim`; otherwise as `nth_largest`."""
     return _nth("nth_smallest", x, dim, n, largest=False)
@@ -240,14 +230,29 @@ def _selected(loop: DeviceLoop, key, dim: Dim, n: int):
         else jnp.array(0, dtype)
     )
     unsigned = lax.bitcast_convert_type(key, dtype) ^ flip
-    found = jnp.zeros(key.shape[:-1], dtype)
-    for shift in range(bits - _DIGIT, -1, -_DIGIT):
-        candidates = found[..., None] | (jnp.arange(1, 2**_DIGIT, dtype=dtype) << shift)
+
+    def suffices(candidates):
         above = jnp.sum(unsigned[..., None, :] >= candidates[..., None], -1, dtype=jnp.int32)
-        # The counts fall as the candidates rise, so the number of those that suffice is the digit.
-        digit = jnp.sum(loop.psum(above, dim) >= n, -1).astype(dtype)
-        found = found | (digit << shift)
+        return loop.psum(above, dim) >= n
+
+    found = by_digits(jnp.zeros(key.shape[:-1], dtype), suffices)
     return lax.bitcast_convert_type(found ^ flip, key.dtype)
+
+
+def by_digits(zeros, suffices: Callable) -> jax.Array:
+    """The largest unsigned integers that suffice, found digit by digit, the highest first.
+
+    Args:
+      zeros: of the shape and the dtype of the result.
+      suffices: says of some candidates for each element, along one more dimension at the end,
+        which of them suffice. Those do that are not larger than another that does.
+    """
+    found, dtype = zeros, zeros.dtype
+    for shift in range(dtype.itemsize * 8 - _DIGIT, -1, -_DIGIT):
+        candidates = found[..., None] | (jnp.arange(1, 2**_DIGIT, dtype=dtype) << shift)
+        digit = jnp.sum(suffices(candidates), -1).astype(dtype)  # as many as suffice
+        found = found | (digit << shift)
+    return found
 
 
 def _sort(
@@ -259,11 +264,10 @@ def _sort(
 
     def local(loop: DeviceLoop, a):
         a = jnp.moveaxis(a, at, -1)
-        result = (
-            (_values(loop, dim, descending, a),)
-            if wanted == (0,)
-            else _sorted(loop, dim, descending, wanted, a)
-        )
+        if wanted == (0,):
+            result = [_values(loop, dim, descending, a)]
+        else:
+            result = _sorted(loop, dim, descending, wanted, a)
         return [jnp.moveaxis(b, -1, at) for b in result]
 
     nest = Nest(x.dims, (x.dims,) * len(wanted), in_order=(dim,))

@@ -96,7 +96,7 @@ BY_COLUMNS = {
 
 def splash_by_blocks_of_128_keys(name, monkeypatch):
     """The function, its arguments, and those of attention, for a case of `BY_COLUMNS`."""
-    monkeypatch.setattr("meshdsl.ops.attention_splash.BACKWARD_COLUMNS", 128)
+    monkeypatch.setattr("meshdsl.ops.attention.splash.BACKWARD_COLUMNS", 128)
     rows, columns, how = BY_COLUMNS[name]
     fn = lambda q, k, v: md.attention(q, k, v, implementation="splash", **how)
     return fn, operands(rows=rows, columns=columns, features=32), how

@@ -8,6 +8,7 @@ blocks of plain JAX serve all the others.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -15,24 +16,24 @@ import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims, show
-from meshdsl.errors import MeshDSLError, nearest, quote, whole_number
+from meshdsl.errors import MeshDSLError, whole_number
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.lowering.moves.move import ByParts, Move
-from meshdsl.ops import attention_cudnn, attention_parts
-from meshdsl.ops.attention_blocks import SAVED, Options, Sides
-from meshdsl.ops.attention_kernels import (
+from meshdsl.ops.attention import cudnn, parts
+from meshdsl.ops.attention.blocks import SAVED, Options, Sides
+from meshdsl.ops.attention.kernels import (
     Place,
     Runs,
-    attend_by_pallas,
-    attend_by_splash,
     cudnn_lacks,
+    kernel_of,
     pallas_lacks,
     splash_lacks,
     visible_share,
 )
-from meshdsl.ops.attention_parts import Way, by_blocks
+from meshdsl.ops.attention.parts import Way, by_blocks
 from meshdsl.ops.checkpoint import mark
+from meshdsl.ops.checks import checked_softcap, one_of
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor, is_tensor
 
@@ -135,54 +136,11 @@ def attention(
     """
     call = _call(query, key, value, queries, memory, head_dim)
     _check_dtypes(query, key, value)
-    if window is not None:
-        whole_number("attention: `window`", window, 1)
-    if softcap is not None and not softcap > 0:
-        raise MeshDSLError(f"attention: `softcap` is a number above 0, not {quote(softcap)}")
-    row_segments, column_segments = _pair("segments", segments, call)
-    rows, columns = _pair("positions", positions, call, optional=True)
-    if bias is not None and call.memory not in bias.dims:
-        raise MeshDSLError(
-            f"attention: `bias` {show(bias.dims)} has no {call.memory}; a softmax over it would "
-            "cancel what is the same for every key"
-        )
-    given = {
-        "rows": rows,
-        "columns": columns,
-        "row_segments": row_segments,
-        "column_segments": column_segments,
-        "bias": bias,
-        "sinks": sinks,
-    }
-    positioned = causal or window is not None
-    beside = {
-        name: t
-        for name, t in given.items()
-        if t is not None and (positioned or name not in ("rows", "columns"))
-    }
-    scores = (*call.shared, *call.own, call.queries, call.memory)
-    for name, t in beside.items():
-        unknown = dim_algebra.without(t.dims, scores[:-1] if name == "sinks" else scores)
-        if unknown:
-            raise MeshDSLError(
-                f"attention: `{_ARGUMENTS[name]}` {show(t.dims)} has {unknown[0]}; it has dims of "
-                f"{show(scores[:-1] if name == 'sinks' else scores)}"
-            )
-    options = Options(
-        shared=len(call.shared),
-        causal=bool(causal),
-        window=window,
-        softcap=None if softcap is None else float(softcap),
-        scale=float(scale) if scale is not None else max(call.head_dim.size, 1) ** -0.5,
-        # A single row of scores is small, and to cut the keys into blocks would be to copy them.
-        **({"block": max(call.memory.size, 1)} if call.queries is ONE else {}),
-    )
-    if implementation is not None and implementation not in IMPLEMENTATIONS:
-        raise MeshDSLError(
-            f"attention: `implementation` is one of {', '.join(map(repr, IMPLEMENTATIONS))}, not "
-            f"{quote(implementation)}{nearest(str(implementation), IMPLEMENTATIONS)}"
-        )
-    counted = rows is None and columns is None
+    options = _options(call, causal, window, softcap, scale)
+    beside = _beside(call, options, segments, positions, bias, sinks)
+    if implementation is not None:
+        one_of("attention: `implementation`", implementation, IMPLEMENTATIONS)
+    counted = not any(t is not None for t in positions or ())
     share = visible_share(options, call.queries.size, call.memory.size, counted)
     mark(SAVED)
 
@@ -214,16 +172,6 @@ def attention(
     )
 
 
-_ARGUMENTS = {
-    "rows": "positions",
-    "columns": "positions",
-    "row_segments": "segments",
-    "column_segments": "segments",
-    "bias": "bias",
-    "sinks": "sinks",
-}
-
-
 ONE = Dim("_one_query", 1)  # the dim of the queries of a call that has none
 
 
@@ -245,6 +193,11 @@ class Call(NamedTuple):
     shared: Dims
     own: Dims
     out: Dims
+
+    @property
+    def scores(self) -> Dims:
+        """The dims of the scores."""
+        return (*self.shared, *self.own, self.queries, self.memory)
 
 
 def _call(query: Tensor, key: Tensor, value: Tensor, queries, memory, head_dim) -> Call:
@@ -295,6 +248,49 @@ def _check_dtypes(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
 
 
+def _options(call: Call, causal, window, softcap, scale) -> Options:
+    if window is not None:
+        whole_number("attention: `window`", window, 1)
+    return Options(
+        shared=len(call.shared),
+        causal=bool(causal),
+        window=window,
+        softcap=checked_softcap("attention", softcap),
+        scale=float(scale) if scale is not None else max(call.head_dim.size, 1) ** -0.5,
+        # A single row of scores is small, and to cut the keys into blocks would be to copy them.
+        **({"block": max(call.memory.size, 1)} if call.queries is ONE else {}),
+    )
+
+
+def _beside(call: Call, options: Options, segments, positions, bias, sinks) -> dict[str, Tensor]:
+    """The Tensors beside query, key and value that are looked at, by their names in `Sides`."""
+    of_segments = _pair("segments", segments, call)
+    of_positions = _pair("positions", positions, call, optional=True)
+    if bias is not None and call.memory not in bias.dims:
+        raise MeshDSLError(
+            f"attention: `bias` {show(bias.dims)} has no {call.memory}; a softmax over it would "
+            "cancel what is the same for every key"
+        )
+    if not options.causal and options.window is None:
+        of_positions = None, None
+    found = []
+    for argument, names, tensors in (
+        ("positions", ("rows", "columns"), of_positions),
+        ("segments", ("row_segments", "column_segments"), of_segments),
+        ("bias", ("bias",), (bias,)),
+        ("sinks", ("sinks",), (sinks,)),
+    ):
+        legal = call.scores[:-1] if argument == "sinks" else call.scores
+        for name, t in zip(names, tensors, strict=True):
+            if t is not None and (unknown := dim_algebra.without(t.dims, legal)):
+                raise MeshDSLError(
+                    f"attention: `{argument}` {show(t.dims)} has {unknown[0]}; it has dims of "
+                    f"{show(legal)}"
+                )
+            found.append((name, t))
+    return {name: t for name, t in found if t is not None}
+
+
 def _pair(name: str, given, call: Call, optional: bool = False):
     """The Tensors of the queries and of the memory that an argument gives."""
     if given is None:
@@ -324,7 +320,7 @@ def _pair(name: str, given, call: Call, optional: bool = False):
 
 
 def _operands(at: DeviceLoop, call: Call, tensors, arrays) -> tuple[jax.Array, ...]:
-    """Query, key and value in the order that `attention_blocks` describes."""
+    """Query, key and value in the order that `blocks.py` describes."""
     leading = (*call.shared, *call.own)
     orders = (
         (*leading, call.queries, call.head_dim),
@@ -343,7 +339,7 @@ def _operands(at: DeviceLoop, call: Call, tensors, arrays) -> tuple[jax.Array, .
 
 def _sides(at: DeviceLoop, call: Call, options: Options, beside, arrays) -> Sides:
     """What stands beside them. Positions that are not given are counted where they are needed."""
-    scores = (*call.shared, *call.own, call.queries, call.memory)
+    scores = call.scores
     arrays_beside = {name: _fit(t.dims, arrays[name], scores) for name, t in beside.items()}
     in_parts = at.in_parts(call.memory) is not None  # then columns are counted part by part
     if options.causal or options.window is not None:
@@ -392,24 +388,28 @@ class Implementation(NamedTuple):
 
 def _attend_by_blocks(way: Way, _, *arrays) -> jax.Array:
     if way.ring is None and not way.at.axes(way.memory):
-        return attention_parts.attend_whole(way.options, *arrays)
-    return attention_parts.attend(way, *arrays)
+        return parts.attend_whole(way.options, *arrays)
+    return parts.attend(way, *arrays)
+
+
+def _attend_by(module: str, way: Way, place: Place, *arrays) -> jax.Array:
+    return parts.attend(way._replace(kernel=kernel_of(module, way.options, place)), *arrays)
 
 
 IMPLEMENTATIONS = {
     "blocks": Implementation(_attend_by_blocks, lambda *_: ""),
-    "splash": Implementation(attend_by_splash, splash_lacks, "tpu", skips=True),
-    "cudnn": Implementation(attention_cudnn.attend, cudnn_lacks, "gpu", skips=True),
-    "pallas": Implementation(attend_by_pallas, pallas_lacks, "gpu", skips=True),
+    "splash": Implementation(partial(_attend_by, "splash"), splash_lacks, "tpu", skips=True),
+    "cudnn": Implementation(cudnn.attend, cudnn_lacks, "gpu", skips=True),
+    "pallas": Implementation(partial(_attend_by, "pallas"), pallas_lacks, "gpu", skips=True),
 }
 
 
 def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
-    parts, ring = at.parts(call.queries), at.in_parts(call.memory)
+    count, ring = at.parts(call.queries), at.in_parts(call.memory)
     # Made anew for each pass: what is traced in one cannot be used in the other.
     numbers = lambda: [start // size for start, size in at.runs(call.queries)]
-    part = numbers if parts > 1 else None
-    rows = _runs(parts, at.size(call.queries), at.order(call.queries))
+    part = numbers if count > 1 else None
+    rows = _runs(count, at.size(call.queries), at.order(call.queries))
     if ring is None:
         columns = _runs(at.parts(call.memory), at.size(call.memory), at.order(call.memory))
         padded = bool(at.padding(call.queries) or at.padding(call.memory))
@@ -421,7 +421,7 @@ def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
     whole = ring is None and at.parts(call.memory) == 1
     platform = at.platform, at.lowered
     return Place(
-        part, parts * rows.count, padded, counted, *platform, whole, rows, columns, aligned
+        part, count * rows.count, padded, counted, *platform, whole, rows, columns, aligned
     )
 
 
