@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from meshdsl.dims import Dim, Dims
 from meshdsl.lowering import collectives, kernels
 from meshdsl.lowering.kernels import Products
 
@@ -60,6 +61,23 @@ def capped(scores, softcap: float | None) -> tuple[jax.Array, jax.Array | None]:
         return scores, None
     bent = jnp.tanh(scores / softcap)
     return bent * softcap, 1 - bent * bent
+
+
+def in_order(array, dims: Dims, order: Sequence[Dim]) -> jax.Array:
+    """An array that has `dims` with these in another order; nothing is traced where it is theirs.
+
+    Args:
+      order: some of the dims, which are all that the array has.
+    """
+    positions = [dims.index(d) for d in order]
+    return array if positions == [*range(len(dims))] else jnp.transpose(array, positions)
+
+
+def fitted(array, dims: Dims, order: Dims) -> jax.Array:
+    """An array of `dims` with these in `order`, and with size 1 for those of it that they lack."""
+    array = in_order(array, dims, [d for d in order if d in dims])
+    sizes = iter(array.shape)
+    return array.reshape([next(sizes) if d in dims else 1 for d in order])
 
 
 def laid_along(x, at: int, ndim: int) -> jax.Array:

@@ -27,7 +27,7 @@ from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op_many
 from meshdsl.lowering.nest import Nest
 from meshdsl.ops import component
-from meshdsl.ops.arrays import capped, padded, varying_together
+from meshdsl.ops.arrays import capped, in_order, padded, varying_together
 from meshdsl.ops.checks import check_indices, checked_softcap
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
@@ -113,12 +113,11 @@ def cross_entropy(
 
     def local(at: DeviceLoop, x_array, weight_array, target_array, *bias_array):
         order = (*tokens, *features)
-        rows = jnp.transpose(x_array, [x.dims.index(d) for d in order])
+        rows = in_order(x_array, x.dims, order)
         sizes = rows.shape[: len(tokens)]
         count = math.prod(sizes)
         rows = rows.reshape(count, *rows.shape[len(tokens) :])
-        wanted = jnp.transpose(target_array, [targets.dims.index(d) for d in tokens])
-        wanted = wanted.reshape(count)
+        wanted = in_order(target_array, targets.dims, tokens).reshape(count)
         known = (wanted >= 0) & (wanted < vocab.size)  # and not an index of padding
         wanted = jnp.where(known, wanted - at.offset(vocab), -1)
         inside = at.indices(vocab) < vocab.size if at.padding(vocab) else None

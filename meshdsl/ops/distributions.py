@@ -178,7 +178,8 @@ def truncated_normal(
 )
 def exponential(key, dims: Names, *, like: Tensor | None = None) -> Tensor:
     """Exponential with mean 1: `jax.random.exponential` but for rounding."""
-    part = lambda *args: -bitwise.log(1 - threefry.unit(*args, jnp.float32))
+    uniform = lambda loop, key, dims: threefry.unit(loop, key, dims, jnp.float32)
+    part = lambda *args: -bitwise.log(1 - uniform(*args))
     return _draw("exponential", key, dims, like, part)
 
 

@@ -17,12 +17,15 @@ from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.ops.bodies import (
     agreed,
     arrays_in,
+    dim_of,
     each,
     leaves_of,
     matching,
+    restacked,
     scope_of,
     scope_within,
     shown,
+    stacked,
     value,
 )
 from meshdsl.ops.declare import along_a, of_x, op
@@ -30,7 +33,6 @@ from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.ops.over import over
 from meshdsl.ops.reduce import softmax
 from meshdsl.ops.scan import scan_as
-from meshdsl.ops.stacking import dim_of, restacked, stacked
 from meshdsl.record.recorder import Move
 from meshdsl.tensor import Tensor, is_tensor
 

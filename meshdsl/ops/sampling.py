@@ -23,7 +23,7 @@ from meshdsl.ops.declare import Case, Draw, along_a, op
 from meshdsl.ops.distributions import gumbel
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.ops.reduce import argmax
-from meshdsl.ops.sorting import by_digits, nth_largest
+from meshdsl.ops.selection import by_digits, nth_largest
 from meshdsl.tensor import Tensor
 
 

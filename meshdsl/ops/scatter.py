@@ -20,10 +20,9 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.ops import component
-from meshdsl.ops.arrays import laid_along
+from meshdsl.ops.arrays import fitted, laid_along
 from meshdsl.ops.checks import check_indices, one_of
 from meshdsl.ops.comparison import bounds, computed_once, from_key, is_complex, parts, to_key
-from meshdsl.ops.component import align
 from meshdsl.ops.declare import Case, Draw, Example, op
 from meshdsl.ops.reduce import Which
 from meshdsl.tensor import Tensor
@@ -209,11 +208,9 @@ class _Target(NamedTuple):
         """
         order, inside, wrapped = (*self.shared, *self.picked), jnp.ones((), bool), []
         for array, dims, dim in zip(ids, self.indexed, self.dims, strict=True):
-            array, size = align(array, dims, order) - loop.offset(dim), loop.size(dim)
+            array, size = fitted(array, dims, order) - loop.offset(dim), loop.size(dim)
             inside = inside & (array >= 0) & (array < size)
-            wrapped.append(
-                jnp.mod(array, size).reshape((1,) * (len(order) - array.ndim) + array.shape)
-            )
+            wrapped.append(jnp.mod(array, size))
         inside = jnp.broadcast_to(inside, [loop.size(d) for d in order])
         return (*self.grid(loop, len(self.picked)), *wrapped), inside.reshape(
             *inside.shape, *(1,) * len(self.rest)
@@ -282,9 +279,7 @@ def _added(
 
 def _aligned(target: _Target, updates, dims: Dims):
     """The updates with the dims of indices first, then those of the result alone, to broadcast."""
-    order = (*target.shared, *target.picked, *target.rest)
-    aligned = align(updates, dims, order)
-    return aligned.reshape((1,) * (len(order) - aligned.ndim) + aligned.shape)
+    return fitted(updates, dims, (*target.shared, *target.picked, *target.rest))
 
 
 def _put(target: _Target, loop: DeviceLoop, how: str, index, updates, start):

@@ -20,6 +20,7 @@ from meshdsl.errors import MeshDSLError, is_whole, quote, whole_number
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op, apply_op_many
 from meshdsl.lowering.nest import Nest
+from meshdsl.ops.arrays import in_order
 from meshdsl.ops.comparison import bounds
 from meshdsl.ops.declare import Case, Draw, along_a, op
 from meshdsl.splits import windows
@@ -245,16 +246,14 @@ def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None =
     others = [dim_algebra.without(t.dims, (d,)) for t, d in zip(tensors, along, strict=True)]
     rest = _same_dims("concat", tensors, others, f" in more than `{name}`")
     dims = dim_algebra.distinct(dim_algebra.replace(tensors[0].dims, along[0], (total,)), "concat")
-    orders = [
-        [t.dims.index(d if e == total else e) for e in dims]
-        for t, d in zip(tensors, along, strict=True)
-    ]
     at, joint = dims.index(total), Dim(name, count)
+    orders = [dim_algebra.replace(dims, total, (d,)) for d in along]
 
     def local(loop: DeviceLoop, *arrays):
-        joined = jnp.concatenate(
-            [jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)], at
-        )
+        alike = [
+            in_order(a, t.dims, order) for a, t, order in zip(arrays, tensors, orders, strict=True)
+        ]
+        joined = jnp.concatenate(alike, at)
         if not loop.axes(joint):
             return joined
         length, pieces, first, place = loop.size(total), [], 0, 0
@@ -306,10 +305,10 @@ def stack(tensors: Sequence[Tensor], dim: Dim | str) -> Tensor:
         raise MeshDSLError(f"stack: {new} for {len(tensors)} tensors")
     rest = _same_dims("stack", tensors, [t.dims for t in tensors])
     out = dim_algebra.distinct((new, *tensors[0].dims), "stack")
-    orders = [[t.dims.index(d) for d in out[1:]] for t in tensors]
 
     def local(_, *arrays):
-        return jnp.stack([jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)])
+        alike = [in_order(a, t.dims, out[1:]) for a, t in zip(arrays, tensors, strict=True)]
+        return jnp.stack(alike)
 
     how = {"in_order": (), "linear": True, "fill": None}
     return apply_op("stack", local, tensors, loop=rest, out=out, **how)

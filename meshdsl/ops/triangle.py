@@ -12,7 +12,7 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
-from meshdsl.ops.arrays import laid_along
+from meshdsl.ops.arrays import in_order, laid_along
 from meshdsl.ops.component import apply_alike
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.ops.reshape import rename
@@ -58,7 +58,7 @@ def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: str | Dim) -> Tensor:
     dim_algebra.distinct((*rest, new), "diagonal")
 
     def local(loop: DeviceLoop, array):
-        array = jnp.transpose(array, [x.dims.index(d) for d in (*rest, along, across)])
+        array = in_order(array, x.dims, (*rest, along, across))
         at = loop.indices(along) - loop.offset(across)
         here = (at >= 0) & (at < loop.size(across))
         found = array[..., jnp.arange(loop.size(along)), jnp.where(here, at, 0)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshdsl.dims import Dim
-from meshdsl.ops import component, reshape, sorting
+from meshdsl.ops import component, reshape, selection, sorting
 from meshdsl.plain_jax.evaluate import (
     Evaluation,
     as_tensor,
@@ -29,7 +29,7 @@ def top_k(at: Evaluation, e: Equation, xs: list) -> list:
     of_last = e.params.get("axis", last) in (-1, last)
     if not of_last or len(along) != 1 or len(new) != 1 or not fits(v.dims[:-1], out.dims[:-1]):
         return at.fall_back(e, xs)
-    values, places = sorting.top_k(full(xs[0], v, along), along[0], new[0].alias(_LARGEST))
+    values, places = selection.top_k(full(xs[0], v, along), along[0], new[0].alias(_LARGEST))
     places = component.cast(places, e.outs[1].dtype)
     made = []
     for t, result in ((values, out), (places, e.outs[1])):
