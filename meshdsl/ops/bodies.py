@@ -20,7 +20,7 @@ from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.copies import copy_of, with_copy
 from meshdsl.lowering.scope import Scope, check_alike, common
-from meshdsl.record.recorder import Move, next_op_number
+from meshdsl.program.recorder import Move, next_op_number
 from meshdsl.tensor import Tensor, is_tensor, is_value
 
 

@@ -33,7 +33,7 @@ from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.ops.over import over
 from meshdsl.ops.reduce import softmax
 from meshdsl.ops.scan import scan_as
-from meshdsl.record.recorder import Move
+from meshdsl.program.recorder import Move
 from meshdsl.tensor import Tensor, is_tensor
 
 

@@ -52,7 +52,7 @@ from meshdsl.ops.microbatches import (
     schedule_of,
 )
 from meshdsl.ops.pipeline_memory import CARRY, gathered_at, is_gathered, kept
-from meshdsl.record.recorder import next_op_number
+from meshdsl.program.recorder import next_op_number
 from meshdsl.tensor import Tensor, is_tensor
 
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.estimate.explain import explain
-from meshdsl.estimate.fusion.kernel_graph import kernel_graph
-from meshdsl.estimate.time.model_flops import counted_flops
 from meshdsl.mesh import abstract_mesh
 from meshdsl.ops.attention import kernels
-from meshdsl.record.recorder import tag_in
-from meshdsl.report.explanation_text import describe
+from meshdsl.predict.explain import explain
+from meshdsl.predict.kernels.kernel_graph import kernel_graph
+from meshdsl.predict.time.model_flops import counted_flops
+from meshdsl.program.recorder import tag_in
+from meshdsl.tools.explanation_text import describe
 from tests.helpers import with_gradients
 from tests.ops.attention_operands import BATCH, GROUP, HEADS, beside, operands
 

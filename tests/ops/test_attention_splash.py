@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.compiled import instruction_time
-from meshdsl.compiled.hlo_text import Module
-from meshdsl.compiled.topology import target_devices
 from meshdsl.machine import FUSED_EFFICIENCY, find_target
+from meshdsl.predict.compiler import instruction_time
+from meshdsl.predict.compiler.hlo_text import Module
+from meshdsl.predict.compiler.topology import target_devices
 from tests.helpers import assert_equal, assert_same, layout, only, with_gradients
 from tests.ops.attention_operands import GROUP, HEADS, RING, beside, blocks_and, operands
 

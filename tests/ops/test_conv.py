@@ -10,8 +10,8 @@ from jax import lax
 
 import meshdsl as md
 from meshdsl import conv, conv_transpose
-from meshdsl.compiled.collectives import from_hlo
-from meshdsl.record import summary
+from meshdsl.predict.compiler.collectives import from_hlo
+from meshdsl.program import summary
 from tests.helpers import (
     assert_equal,
     assert_same,

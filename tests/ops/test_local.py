@@ -8,9 +8,9 @@ import pytest
 from jax.experimental import pallas as pl
 
 import meshdsl as md
-from meshdsl.compiled.topology import target_devices
 from meshdsl.lowering import kernels
 from meshdsl.machine import find_target
+from meshdsl.predict.compiler.topology import target_devices
 from tests.helpers import assert_same, data, dims, integers, layout, weight
 
 A, B = dims(a=8, b=16)

@@ -9,7 +9,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.ops.placement import replicate, reshard
-from meshdsl.record import summary
+from meshdsl.program import summary
 from tests.helpers import assert_same, data, dims, layout
 
 A, B = dims(a=8, b=8)
