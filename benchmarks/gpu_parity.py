@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import meshdsl as md
-from meshdsl.ops import attention_cudnn, attention_pallas, attention_parts
-from meshdsl.ops.attention_blocks import Options, Sides
-from meshdsl.ops.attention_kernels import Place, Runs
+from meshdsl.ops.attention import cudnn
+from meshdsl.ops.attention.blocks import Options, Sides
+from meshdsl.ops.attention.kernels import Place, Runs, kernel_of
+from meshdsl.ops.attention.parts import attend, whole
 from meshdsl.train.config import Config
 from meshdsl.train.precision import cast
 from meshdsl.train.settings import override
@@ -107,23 +108,23 @@ def _sides(rows: int, documents: int) -> Sides:
 
 
 def _by_blocks(options: Options, sides: Sides, q, k, v) -> jax.Array:
-    return attention_parts.attend(attention_parts.whole(options), q, k, v, sides)
+    return attend(whole(options), q, k, v, sides)
 
 
 def _by_pallas(options: Options, sides: Sides, q, k, v) -> jax.Array:
     place = _place(q.shape[-2], k.shape[-2])
-    kernel = attention_pallas.kernel(options, place)
-    way = attention_parts.whole(options)._replace(kernel=kernel)
-    return attention_parts.attend(way, q, k, v, sides)
+    kernel = kernel_of("pallas", options, place)
+    way = whole(options)._replace(kernel=kernel)
+    return attend(way, q, k, v, sides)
 
 
 def _by_cudnn(options: Options, sides: Sides, q, k, v, *, parts: int) -> jax.Array:
     """Each part of the queries by itself, as the devices of a mesh do it. `sides` count from 0."""
-    way = attention_parts.whole(options)
+    way = whole(options)
     made = []
     for part, mine in enumerate(jnp.split(q, parts, axis=-2)):
         place = _place(q.shape[-2], k.shape[-2], part, parts)
-        made.append(attention_cudnn.attend(way, place, mine, k, v, Sides()))
+        made.append(cudnn.attend(way, place, mine, k, v, Sides()))
     return jnp.concatenate(made, axis=-2)
 
 

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from meshdsl.ops import attention_parts
-from meshdsl.ops.attention_blocks import Options, Sides
-from meshdsl.ops.attention_kernels import Place, Runs, attend_by_splash
+from meshdsl.ops.attention import parts
+from meshdsl.ops.attention.blocks import Options, Sides
+from meshdsl.ops.attention.kernels import Place, Runs, kernel_of
 
 
 def attend(q, k, v, platform: str = "cpu", *, mapped: bool = False):
@@ -31,7 +31,7 @@ def attend(q, k, v, platform: str = "cpu", *, mapped: bool = False):
     """
     options = Options(shared=2, causal=True, window=None, softcap=None, scale=q.shape[-1] ** -0.5)
     q, k, v = jnp.moveaxis(q, 1, -2), jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
-    way, every = attention_parts.whole(options), Runs(((0,),), q.shape[-2])
+    way, every = parts.whole(options), Runs(((0,),), q.shape[-2])
     if platform == "tpu":
         place = Place(
             part=None,
@@ -45,12 +45,13 @@ def attend(q, k, v, platform: str = "cpu", *, mapped: bool = False):
             columns=every,
             aligned=False,
         )
-        found = attend_by_splash(way, place, q, k, v, Sides())
+        way = way._replace(kernel=kernel_of("splash", options, place))
+        found = parts.attend(way, q, k, v, Sides())
     else:
         positions = jnp.arange(q.shape[-2])
         ones = (1,) * (q.ndim - 2)
         sides = Sides(rows=positions.reshape(*ones, -1, 1), columns=positions.reshape(*ones, 1, -1))
-        found = attention_parts.attend(way, q, k, v, sides)
+        found = parts.attend(way, q, k, v, sides)
     return jnp.moveaxis(found, -2, 1)
 
 

@@ -144,8 +144,9 @@ class Package:
 
     def ops(self) -> Iterator[Op]:
         """All ops that are declared by `@op(...)` or `op(...)(function)`, and those of a table."""
-        for path in sorted((self.folder / "ops").glob("*.py")):
-            module = self.module(f"meshdsl.ops.{path.stem}")
+        for path in sorted((self.folder / "ops").rglob("*.py")):
+            inside = path.relative_to(self.folder).with_suffix("")
+            module = self.module(f"meshdsl.{'.'.join(inside.parts)}")
             for f in module.functions.values():
                 for declaration in f.decorator_list:
                     yield from _declared(module, declaration, module, f)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from meshdsl import dims as dim_algebra
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, gradients, resharding
+from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.scope import Scope
 from meshdsl.ops.bodies import (
     fixed,
@@ -77,9 +78,8 @@ def jvp(fn: Callable, primals: tuple, tangents: tuple):
     scope = scope_of("jvp", (leaves, others)) or scope_within("jvp", lambda: fn(*primals))
     leaves = [fixed(x, scope) for x in leaves]
     others = [as_cotangent(t, x, scope) for t, x in zip(others, leaves, strict=True)]
-    if (
-        scope is not None
-    ):  # a parameter may vary over more than splits it, and so may what becomes of it
+    if scope is not None:
+        # A parameter may vary over more than splits it, and so may what becomes of it.
         both = [
             collectives.varying(x.array) | collectives.varying(t.array)
             for x, t in zip(leaves, others, strict=True)
@@ -87,10 +87,8 @@ def jvp(fn: Callable, primals: tuple, tangents: tuple):
         leaves, others = (
             [varied(x, axes) for x, axes in zip(xs, both, strict=True)] for xs in (leaves, others)
         )
-    body, result = _of_tensors("jvp", fn, tree, scope)
-    run = _of_arrays(body, leaves)
-    arrays, derivatives = jax.jvp(run, [[x.array for x in leaves]], [[t.array for t in others]])
-    return result(arrays), result(derivatives)
+    run = _of_arrays(_body("jvp", fn, tree, scope), leaves)
+    return uncarried(jax.jvp(run, [[x.array for x in leaves]], [[t.array for t in others]]))
 
 
 def _vjp_example(vjp: Callable, x: Tensor):
@@ -119,14 +117,14 @@ def vjp(fn: Callable, *primals):
     """
     leaves, tree = _floats("vjp", primals, "a primal")
     scope = scope_of("vjp", leaves) or scope_within("vjp", lambda: fn(*primals))
-    body, result = _of_tensors("vjp", fn, tree, scope)
+    body = _body("vjp", fn, tree, scope)
     if scope is None:
         run, uses = _of_arrays(body, leaves), [()] * len(leaves)
     else:
         leaves = [gradients.made_whole(fixed(x, scope)) for x in leaves]
         run, leaves, uses = gradients.traced(body, leaves, scope)
-    arrays, pull = jax.vjp(run, [x.array for x in leaves])
-    out = result(arrays)
+    found, pull = jax.vjp(run, [x.array for x in leaves])
+    out = uncarried(found)
 
     def back(cotangent):
         given, given_tree = _floats("vjp", cotangent, "a cotangent")
@@ -139,7 +137,8 @@ def vjp(fn: Callable, *primals):
         for ct, x in zip(given, wanted, strict=True):
             _alike("vjp: a cotangent", ct, "its result", x)
         given = [as_cotangent(ct, x, scope) for ct, x in zip(given, wanted, strict=True)]
-        (made,) = pull([ct.array for ct in given])
+        arrays = jax.tree.unflatten(jax.tree.structure(found), [ct.array for ct in given])
+        (made,) = pull(arrays)
         return jax.tree.unflatten(
             tree, [_summed(a, x, axes) for a, x, axes in zip(made, leaves, uses, strict=True)]
         )
@@ -241,25 +240,11 @@ def _without_origin(t: Tensor) -> Tensor:
     return t.replace(placement=t.placement and t.placement._replace(origin=frozenset()))
 
 
-def _of_tensors(name: str, fn: Callable, tree, scope: Scope | None):
-    """`fn` as a function from Tensors to arrays, and a function that makes its results of these.
-
-    The second makes them of such a list, once the first has been traced.
-    """
-    traced: list = []
-
-    def body(tensors, _=()):
-        args = jax.tree.unflatten(tree, tensors)
-        out, out_tree = jax.tree.flatten(_results(name, fn(*args), scope), is_leaf=is_tensor)
-        traced[:] = [out_tree, [(t.dims, t.role, t.placement) for t in out]]
-        return [t.array for t in out]
-
-    def result(arrays):
-        out_tree, kinds = traced
-        made = [Tensor(a, *k) for a, k in zip(arrays, kinds, strict=True)]
-        return jax.tree.unflatten(out_tree, made)
-
-    return body, result
+def _body(name: str, fn: Callable, tree, scope: Scope | None) -> Callable:
+    """`fn` as a function of a list of Tensors, which returns its results carried."""
+    return lambda tensors, _=(): carried(
+        _results(name, fn(*jax.tree.unflatten(tree, tensors)), scope)
+    )
 
 
 def _of_arrays(body: Callable, leaves: list[Tensor]) -> Callable:

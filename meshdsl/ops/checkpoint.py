@@ -15,7 +15,7 @@ from meshdsl import dims as dim_algebra
 from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering import derivatives, resharding
 from meshdsl.lowering.carried import carried, carrying, uncarried
-from meshdsl.ops.attention_blocks import SAVED as ATTENTION
+from meshdsl.ops.attention.blocks import SAVED as ATTENTION
 from meshdsl.ops.bodies import arrays_in, scope_of
 from meshdsl.ops.declare import of_x, op
 from meshdsl.ops.functions import FUNCTIONS

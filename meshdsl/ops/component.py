@@ -123,12 +123,17 @@ def as_tensor(x, name: str) -> Tensor:
     raise MeshDSLError(f"{name}: operands are Tensors and numbers, not {got}{advice}")
 
 
+def apply_alike(name: str, local: Callable, x: Tensor, **how) -> Tensor:
+    """An op of one operand, whose dims are those of the loop nest and of the result."""
+    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, **how)
+
+
 def scale(x: Tensor, factor, *, name: str = "multiply", inverse: bool = False) -> Tensor:
     """`x` times a number, or divided by it. Linear: a pending sum keeps waiting."""
     fn = (lambda _, a: a / factor) if inverse else (lambda _, a: a * factor)
     dtype = jnp.result_type(x.dtype, jnp.float32 if inverse else factor)
-    how = {"in_order": (), "linear": sums_alike(x.dtype, dtype), "fill": None}
-    return apply_op(name, fn, (x,), loop=x.dims, out=x.dims, **how)
+    linear = sums_alike(x.dtype, dtype)
+    return apply_alike(name, fn, x, in_order=(), linear=linear, fill=None)
 
 
 @op(
@@ -146,8 +151,8 @@ def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
     dtype = jnp.dtype(dtype)
     if x.dtype == dtype:
         return x
-    how = {"in_order": (), "linear": sums_alike(x.dtype, dtype), "fill": None}
-    return apply_op("cast", lambda _, a: a.astype(dtype), (x,), loop=x.dims, out=x.dims, **how)
+    linear, local = sums_alike(x.dtype, dtype), lambda _, a: a.astype(dtype)
+    return apply_alike("cast", local, x, in_order=(), linear=linear, fill=None)
 
 
 @op(
@@ -158,16 +163,8 @@ def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
 )
 def stop_gradient(x: Tensor) -> Tensor:
     """`x`, through which no gradient flows."""
-    return apply_op(
-        "stop_gradient",
-        lambda _, a: jax.lax.stop_gradient(a),
-        (x,),
-        loop=x.dims,
-        out=x.dims,
-        in_order=(),
-        linear=True,
-        fill=None,
-    )
+    local = lambda _, a: jax.lax.stop_gradient(a)
+    return apply_alike("stop_gradient", local, x, in_order=(), linear=True, fill=None)
 
 
 @op(
@@ -184,5 +181,4 @@ def materialize(x: Tensor) -> Tensor:
     follows, and computed for each block of it anew, which can take longer than to write it once.
     """
     barrier = lambda _, a: jax.lax.optimization_barrier(a)
-    how = {"in_order": (), "linear": True, "fill": None}
-    return apply_op("materialize", barrier, (x,), loop=x.dims, out=x.dims, **how)
+    return apply_alike("materialize", barrier, x, in_order=(), linear=True, fill=None)

@@ -27,7 +27,9 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
+from meshdsl.ops.arrays import in_order
 from meshdsl.ops.declare import Case, Draw, op
+from meshdsl.ops.einsum import filled
 from meshdsl.ops.sliding_windows import Window, by_dim, windows, windows_of_transpose
 from meshdsl.tensor import Tensor
 
@@ -87,10 +89,8 @@ def conv(
       MeshDSLError: a dim is missing, a setting is not legal, or a window is larger than the padded
         dim.
     """
-    taps, every = _taps("conv", x, kernel, over)
-    slid = windows(
-        "conv", every, {d: k.size for d, k in taps.items()}, stride, dilation, padding, into
-    )
+    taps, sizes, every = _taps("conv", x, kernel, over)
+    slid = windows("conv", every, sizes, stride, dilation, padding, into)
 
     def convolve(loop: DeviceLoop, array, weights, **how):
         pads = []
@@ -147,16 +147,8 @@ def conv_transpose(
     Raises:
       MeshDSLError: a dim is missing, a setting is not legal, or nothing is left.
     """
-    taps, every = _taps("conv_transpose", x, kernel, over)
-    slid = windows_of_transpose(
-        "conv_transpose",
-        every,
-        {d: k.size for d, k in taps.items()},
-        stride,
-        dilation,
-        padding,
-        into,
-    )
+    taps, sizes, every = _taps("conv_transpose", x, kernel, over)
+    slid = windows_of_transpose("conv_transpose", every, sizes, stride, dilation, padding, into)
 
     def convolve(loop: DeviceLoop, array, weights, **how):
         spread = []
@@ -175,8 +167,8 @@ def conv_transpose(
     return _apply("conv_transpose", x, kernel, taps, [w.dim for w in slid], out, convolve, types)
 
 
-def _taps(name: str, x: Tensor, kernel: Tensor, over: Over) -> tuple[dict[Dim, Dim], Dims]:
-    """For each spatial dim the kernel's dim that slides along it; and all dims of both operands."""
+def _taps(name: str, x: Tensor, kernel: Tensor, over: Over):
+    """The kernel's dim that slides along each spatial dim, its size, and all dims of the op."""
     taps = {
         d: dim_algebra.find(f"{name}, kernel", kernel.dims, k)
         for d, k in by_dim(f"{name}, over", over, x.dims).items()
@@ -194,7 +186,7 @@ def _taps(name: str, x: Tensor, kernel: Tensor, over: Over) -> tuple[dict[Dim, D
             f"{name}: no spatial dim in {dim_algebra.show(x.dims)} is said to meet the kernel; use "
             "`einsum`"
         )
-    return taps, every
+    return taps, {d: k.size for d, k in taps.items()}, every
 
 
 def _apply(
@@ -235,7 +227,7 @@ def _apply(
         array = array.reshape(
             [array.shape[1 + become.index(d)] if d in become else loop.size(d) for d in order]
         )
-        return jnp.transpose(array, [order.index(d) for d in out])
+        return in_order(array, order, out)
 
     carried = {new: old for old, new in spatial.items() if new != old}
     return apply_op(
@@ -255,11 +247,8 @@ def _out_dims(name: str, x: Tensor, kernel: Tensor, taps, spatial: dict[Dim, Dim
     known = (*spatial.values(), *x.dims, *kernel.dims)
     out = dim_algebra.resolve(f"{name}, out", known, out, new=False)
     out = tuple(spatial.get(d, d) if isinstance(d, Dim) else d for d in out)
-    if any(d is ... for d in out):
-        rest = tuple(spatial.get(d, d) for d in x.dims if d not in kernel.dims)
-        at = next(i for i, d in enumerate(out) if d is ...)
-        out = (*out[:at], *[d for d in rest if d not in out], *out[at + 1 :])
-    out = dim_algebra.distinct(out, name)
+    rest = [spatial.get(d, d) for d in x.dims if d not in kernel.dims]
+    out = dim_algebra.distinct(filled(out, rest), name)
     legal = [
         spatial.get(d, d)
         for d in dim_algebra.union(name, [x.dims, kernel.dims])

@@ -21,12 +21,14 @@ from jax.typing import DTypeLike
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims, show
-from meshdsl.errors import MeshDSLError, quote, whole_number
+from meshdsl.errors import MeshDSLError, whole_number
 from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op_many
 from meshdsl.lowering.nest import Nest
 from meshdsl.ops import component
+from meshdsl.ops.arrays import capped, in_order, padded, varying_together
+from meshdsl.ops.checks import check_indices, checked_softcap
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
 
@@ -101,24 +103,21 @@ def cross_entropy(
     targets = component.cast(targets, jnp.int32)  # a uint8 has no -1 for padding, and no 256
     if chunk is not None:
         whole_number("cross_entropy: `chunk`", chunk, 1)
-    if softcap is not None and not softcap > 0:
-        raise MeshDSLError(f"cross_entropy: `softcap` is a number above 0, not {quote(softcap)}")
     features = dim_algebra.without(x.dims, tokens)
     labels = {d: i for i, d in enumerate(features)} | {vocab: _ENTRY}
     options = Options(
         weight=tuple(labels[d] for d in weight.dims),
-        softcap=None if softcap is None else float(softcap),
+        softcap=checked_softcap("cross_entropy", softcap),
         dtype=np.dtype(x.dtype if dtype is None else dtype),
     )
 
     def local(at: DeviceLoop, x_array, weight_array, target_array, *bias_array):
         order = (*tokens, *features)
-        rows = jnp.transpose(x_array, [x.dims.index(d) for d in order])
+        rows = in_order(x_array, x.dims, order)
         sizes = rows.shape[: len(tokens)]
         count = math.prod(sizes)
         rows = rows.reshape(count, *rows.shape[len(tokens) :])
-        wanted = jnp.transpose(target_array, [targets.dims.index(d) for d in tokens])
-        wanted = wanted.reshape(count)
+        wanted = in_order(target_array, targets.dims, tokens).reshape(count)
         known = (wanted >= 0) & (wanted < vocab.size)  # and not an index of padding
         wanted = jnp.where(known, wanted - at.offset(vocab), -1)
         inside = at.indices(vocab) < vocab.size if at.padding(vocab) else None
@@ -159,11 +158,7 @@ def _token_dims(x: Tensor, weight: Tensor, targets: Tensor, bias, vocab: Dim) ->
         )
     if bias is not None and bias.dims != (vocab,):
         raise MeshDSLError(f"cross_entropy: the bias has {vocab} alone, not {show(bias.dims)}")
-    if not jnp.issubdtype(targets.dtype, jnp.integer):
-        raise MeshDSLError(
-            f"cross_entropy: the targets {show(targets.dims)} are {targets.dtype}, not whole "
-            "numbers"
-        )
+    check_indices("cross_entropy", targets, what="targets")
     if not all(jnp.issubdtype(t.dtype, jnp.floating) for t in (x, weight)):
         raise MeshDSLError(
             "cross_entropy: `x` and the weight are real floating-point numbers, not "
@@ -227,25 +222,18 @@ def _in_chunks(options: Options, chunk: int | None, operands: Operands):
 
     The latter is 0 for a token whose target is not in this part.
     """
-    arrays, tree = jax.tree.flatten(operands)
-    axes = frozenset().union(*map(collectives.varying, arrays))
-    # Each device has its own term of every gradient: it is summed where the array is made to vary.
-    operands = jax.tree.unflatten(tree, [collectives.vary(a, axes) for a in arrays])
+    operands = varying_together(operands)
     count = operands.targets.size
     chunks = 1 if chunk is None else max(1, -(-count // chunk))
     size = -(-count // chunks)
-    padded = lambda a, fill: _resized(a, chunks * size, fill).reshape(chunks, size, *a.shape[1:])
-    operands = operands._replace(
-        rows=padded(operands.rows, 0), targets=padded(operands.targets, -1)
-    )
+
+    def cut(a, fill):
+        whole = padded(a, 0, chunks * size, constant_values=fill)
+        return whole.reshape(chunks, size, *a.shape[1:])
+
+    operands = operands._replace(rows=cut(operands.rows, 0), targets=cut(operands.targets, -1))
     result: Any = _over_chunks(options, operands)
     return [found.reshape(-1)[:count] for found in result]
-
-
-def _resized(a, size: int, fill) -> jax.Array:
-    missing = size - a.shape[0]
-    widths = [(0, missing if i == 0 else 0) for i in range(a.ndim)]
-    return jnp.pad(a, widths, constant_values=fill) if missing else a
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -324,12 +312,9 @@ def _logits(options: Options, operands: Operands) -> tuple[jax.Array, jax.Array 
         [_TOKEN, _ENTRY],
         preferred_element_type=options.dtype,
     ).astype(wide)
-    slope = None
     if bias is not None:
         logits = logits + bias.astype(wide)
-    if options.softcap is not None:
-        bent = jnp.tanh(logits / options.softcap)
-        logits, slope = bent * options.softcap, 1 - bent * bent
+    logits, slope = capped(logits, options.softcap)
     if inside is not None:
         logits = jnp.where(inside, logits, -jnp.inf)
     return logits, slope

@@ -1,4 +1,4 @@
-"""Running sums, products, extrema and logsumexps along a dim.
+"""Running sums, products, extrema, logsumexps and counts along a dim.
 
 Each device scans the elements that it has. Where the dim is split, it then combines its results
 with a prefix: what the parts before its own come to. For that, one all_gather brings the total of
@@ -20,10 +20,10 @@ from jax import lax
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.lowering.device_loop import DeviceLoop
-from meshdsl.lowering.law import apply_op
 from meshdsl.ops import component
+from meshdsl.ops.checks import check_indices, check_new
 from meshdsl.ops.comparison import bounds
-from meshdsl.ops.declare import Case, Draw, op
+from meshdsl.ops.declare import Case, Draw, along_a, op
 from meshdsl.tensor import Tensor
 
 
@@ -150,13 +150,13 @@ def _cumulative(name: str, x: Tensor, dim: Dim | str, reverse: bool, exclusive: 
     has_ties = name in ("cummax", "cummin") and jnp.issubdtype(x.dtype, jnp.inexact)
     fn, at = _extremum if has_ties else _scanned, x.dims.index(dim)
     local = lambda loop, a: fn(scan, Along(loop, dim, at, reverse, exclusive), a)
-    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, in_order=(dim,), fill=scan.identity)
+    return component.apply_alike(name, local, x, in_order=(dim,), fill=scan.identity)
 
 
-def _running(fn: Callable, draw: Draw) -> Case:
-    a, b = draw.dims("a", "b")
-    how = {"reverse": draw.pick(False, True), "exclusive": draw.pick(False, True)}
-    return Case(lambda x: fn(x, a, **how), (draw.tensor(a, b),), (a,))
+_running = along_a(
+    lambda fn, x, a, b, reverse, exclusive: fn(x, a, reverse=reverse, exclusive=exclusive),
+    lambda draw, _: (draw.pick(False, True), draw.pick(False, True)),
+)
 
 
 @op(
@@ -176,23 +176,21 @@ def cumsum(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool 
     return _cumulative("cumsum", x, dim, reverse, exclusive)
 
 
-@op(
+_declare_running = op(
     computes="its own scan, then the prefix of one total for each part",
     moves=("all_gather",),
     example=_running,
     result="same",
 )
+
+
+@_declare_running
 def cumprod(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
     """The running product along `dim`; `reverse` and `exclusive` as in `cumsum`."""
     return _cumulative("cumprod", x, dim, reverse, exclusive)
 
 
-@op(
-    computes="its own scan, then the prefix of one total for each part",
-    moves=("all_gather",),
-    example=_running,
-    result="same",
-)
+@_declare_running
 def cummax(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
     """The largest element so far along `dim`; `reverse` and `exclusive` as in `cumsum`.
 
@@ -201,23 +199,13 @@ def cummax(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool 
     return _cumulative("cummax", x, dim, reverse, exclusive)
 
 
-@op(
-    computes="its own scan, then the prefix of one total for each part",
-    moves=("all_gather",),
-    example=_running,
-    result="same",
-)
+@_declare_running
 def cummin(x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False) -> Tensor:
     """The smallest element so far along `dim`; otherwise as `cummax`."""
     return _cumulative("cummin", x, dim, reverse, exclusive)
 
 
-@op(
-    computes="its own scan, then the prefix of one total for each part",
-    moves=("all_gather",),
-    example=_running,
-    result="same",
-)
+@_declare_running
 def cumlogsumexp(
     x: Tensor, dim: Dim | str, *, reverse: bool = False, exclusive: bool = False
 ) -> Tensor:
@@ -226,3 +214,81 @@ def cumlogsumexp(
     `reverse` and `exclusive` are as in `cumsum`.
     """
     return _cumulative("cumlogsumexp", x, dim, reverse, exclusive)
+
+
+def _cumcount_example(cumcount: Callable, draw: Draw) -> Case:
+    a, b, v = draw.dims("a", "b", "v")
+    ids = draw.integers(a, b, below=v.size + 2)
+    return Case(lambda ids: cumcount(ids, a, v), (ids,), (a,))
+
+
+@op(
+    computes="its own counts, then how often each index occurs in the parts before",
+    moves=("all_gather",),
+    mesh_tensorflow="EinsumOperation of one-hots with a triangle of ones; of the size of both dims",
+    example=_cumcount_example,
+    result="same",
+    gradients=False,
+)
+def cumcount(ids: Tensor, dim: Dim | str, bins: Dim) -> Tensor:
+    """How many elements before each along `dim` have the same index in `bins` (int32).
+
+        md.cumcount(chosen, choices, experts)   # of the indices 3, 1, 3, 3: 0, 0, 1, 2
+
+    Elements with the same index are brought together by a sort: a table of elements by indices is
+    never made. An element whose index is outside of `bins` has 0. Where `dim` is split, each device
+    counts in its part, and how often each index occurs in each part is gathered.
+
+    Raises:
+      MeshDSLError: `ids` are not whole numbers, lack `dim`, or have `bins` themselves.
+    """
+    dim = dim_algebra.find("cumcount", ids.dims, dim)
+    check_indices("cumcount", ids)
+    check_new("cumcount", ids, bins)
+    at = ids.dims.index(dim)
+
+    def local(loop: DeviceLoop, ids):
+        rows = jnp.moveaxis(ids.astype(jnp.int32), at, -1)
+        # Those outside of the bins are sorted last.
+        rows = jnp.where((rows >= 0) & (rows < bins.size), rows, bins.size)
+        shape = rows.shape
+        rows = rows.reshape(-1, shape[-1])
+        if loop.padding(dim):
+            rows = jnp.where(loop.indices(dim) < dim.size, rows, bins.size)
+        counted = _counted_before(rows)
+        if loop.axes(dim) and bins.size:
+            before = _of_parts_before(loop, dim, _histogram(rows, bins.size))
+            found = jnp.take_along_axis(before, rows, axis=1, mode="clip")
+            counted = counted + found
+        counted = jnp.where(rows < bins.size, counted, 0)
+        return jnp.moveaxis(counted.reshape(shape), -1, at)
+
+    return component.apply_alike("cumcount", local, ids, in_order=(dim,), fill=0)
+
+
+def _counted_before(rows):
+    """How many equal elements stand before each, in every row."""
+    positions = lax.broadcasted_iota(jnp.int32, rows.shape, 1)
+    in_order, came_from = lax.sort((rows, positions), dimension=1, num_keys=1, is_stable=True)
+    first = jnp.concatenate(
+        [jnp.ones_like(in_order[:, :1], bool), in_order[:, 1:] != in_order[:, :-1]], axis=1
+    )
+    start = lax.cummax(jnp.where(first, positions, 0), axis=1)
+    _, counted = lax.sort((came_from, positions - start), dimension=1, num_keys=1)
+    return counted
+
+
+def _histogram(rows, bins: int):
+    """How often each index occurs in every row."""
+    in_order = lax.sort(rows, dimension=1)
+    edges = jnp.arange(bins + 1, dtype=jnp.int32)
+    ends = jax.vmap(lambda row: jnp.searchsorted(row, edges))(in_order)
+    return jnp.diff(ends, axis=1).astype(jnp.int32)
+
+
+def _of_parts_before(loop: DeviceLoop, dim: Dim, counts):
+    """The sums of `counts` over the parts of `dim` that lie before this one."""
+    every = loop.gather(counts, dim)
+    part = loop.offset(dim) // max(loop.size(dim), 1)
+    before = jnp.arange(len(every), dtype=jnp.int32) < part
+    return jnp.sum(jnp.where(before[:, None, None], every, 0), axis=0, dtype=jnp.int32)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.scope import Scope
 from meshdsl.ops.bodies import fixed, kind, scope_of, shown
 from meshdsl.ops.calculus import as_cotangent
@@ -62,7 +62,6 @@ def custom_gradient(fn: Callable) -> Callable:
                 scope.note_use(x.placement.origin, ())
                 x = Tensor(x.array, x.dims, x.role, x.placement._replace(origin=frozenset()))
             given.append(fixed(x, scope))
-        traced: list = []
         ops: list = []  # those of `fn`, which JAX may trace twice: for its value and its gradient
 
         @jax.custom_gradient
@@ -76,24 +75,15 @@ def custom_gradient(fn: Callable) -> Callable:
                 for a, x in zip(arrays, given, strict=True)
             ]
             result, backward = _split(fn(*jax.tree.unflatten(tree, inside)))
-            out, out_tree = _settled(result, scope)
-            traced[:] = [out_tree, [(t.dims, t.role, t.placement) for t in out]]
+            out = _settled(result, scope)
 
             def pull(cotangents):
-                cts = [
-                    Tensor(a, t.dims, t.role, t.placement)
-                    for a, t in zip(cotangents, out, strict=True)
-                ]
-                back = backward(jax.tree.unflatten(out_tree, cts))
+                back = backward(uncarried(cotangents))
                 return tuple(_returned(back if len(args) > 1 else (back,), args, inside, scope))
 
-            return tuple(t.array for t in out), pull
+            return carried(out), pull
 
-        arrays: Any = run(*[x.array if is_tensor(x) else jnp.asarray(x) for x in given])
-        out_tree, kinds = traced
-        return jax.tree.unflatten(
-            out_tree, [Tensor(a, *k) for a, k in zip(arrays, kinds, strict=True)]
-        )
+        return uncarried(run(*[x.array if is_tensor(x) else jnp.asarray(x) for x in given]))
 
     return differentiable
 
@@ -113,7 +103,7 @@ def _settled(result, scope: Scope | None):
         raise MeshDSLError(
             f"custom_gradient: the result is a pytree of Tensors, not of {', '.join(others)}"
         )
-    return [fixed(t, scope) for t in leaves], tree
+    return jax.tree.unflatten(tree, [fixed(t, scope) for t in leaves])
 
 
 def _returned(back, args, inside, scope: Scope | None):

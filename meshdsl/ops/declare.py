@@ -166,11 +166,17 @@ def of_x(call: Callable = lambda fn, x: fn(x)) -> Example:
     return example
 
 
-def along_a(call: Callable = lambda fn, x, a, b: fn(x, a)) -> Example:
-    """The example `call(op, x, a, b)`, with `x` of the dims `a` and `b`. The op works along `a`."""
+def along_a(
+    call: Callable = lambda fn, x, a, b: fn(x, a), drawn: Callable = lambda draw, a: ()
+) -> Example:
+    """The example `call(op, x, a, b, *drawn(draw, a))`, with `x` of the dims `a` and `b`.
+
+    The op works along `a`.
+    """
 
     def example(fn: Callable, draw: Draw) -> Case:
         a, b = draw.dims("a", "b")
-        return Case(lambda x: call(fn, x, a, b), (draw.tensor(a, b),), (a,))
+        more = drawn(draw, a)
+        return Case(lambda x: call(fn, x, a, b, *more), (draw.tensor(a, b),), (a,))
 
     return example

@@ -32,6 +32,7 @@ from meshdsl.ops import bitwise, component, threefry
 from meshdsl.ops.declare import Case, Draw, Example, of_x, op
 from meshdsl.tensor import Tensor
 
+Names = Dim | str | Iterable[Dim | str]
 _ROOT2 = 2**0.5
 _ABOVE = float(np.nextafter(np.float32(-1), np.float32(0)))  # the lowest number above -1
 _TINY = float(np.finfo(np.float32).tiny)
@@ -45,9 +46,7 @@ def _draw(name: str, key, dims, like: Tensor | None, of: Callable) -> Tensor:
     return apply_op(f"random.{name}", local, (), loop=dims, out=dims, in_order=(), like=like)
 
 
-def _drawn(
-    call: Callable = lambda fn, key, dims, x: fn(key, dims, like=x),
-) -> Example:
+def _drawn(call: Callable = lambda fn, key, dims, x: fn(key, dims, like=x)) -> Example:
     """`call(op, key, dims, x)`, for a tensor of two dims and one like it."""
 
     def example(fn: Callable, draw: Draw) -> Case:
@@ -64,7 +63,7 @@ def _drawn(
     result="makes",
     gradients=False,
 )
-def bits(key, dims: Dim | str | Iterable[Dim | str], *, like: Tensor | None = None) -> Tensor:
+def bits(key, dims: Names, *, like: Tensor | None = None) -> Tensor:
     """Uniform random uint32: `jax.random.bits`, to the bit."""
     return _draw("bits", key, dims, like, threefry.bits)
 
@@ -79,7 +78,7 @@ def bits(key, dims: Dim | str | Iterable[Dim | str], *, like: Tensor | None = No
 )
 def uniform(
     key,
-    dims: Dim | str | Iterable[Dim | str],
+    dims: Names,
     dtype: DTypeLike = jnp.float32,
     *,
     low=0.0,
@@ -91,21 +90,15 @@ def uniform(
     In float32 these are the numbers of `jax.random.uniform`: to the bit between 0 and 1, and but
     for rounding elsewhere.
     """
-    return _draw(
-        "uniform",
-        key,
-        dims,
-        like,
-        lambda loop, key, dims: _between(loop, key, dims, dtype, low, high),
-    )
+    part = lambda loop, key, dims: _between(loop, key, dims, dtype, low, high)
+    return _draw("uniform", key, dims, like, part)
 
 
 def _between(loop: DeviceLoop, key, dims: Dims, dtype, low, high) -> jax.Array:
     """Uniform in [low, high), for this device's part of `dims`."""
     low, high = jnp.asarray(low, dtype), jnp.asarray(high, dtype)
-    return jnp.maximum(
-        low, bitwise.apart(threefry.unit(loop, key, dims, dtype) * (high - low)) + low
-    )
+    above = bitwise.apart(threefry.unit(loop, key, dims, dtype) * (high - low))
+    return jnp.maximum(low, above + low)
 
 
 def _of_uniform(u, dtype) -> jax.Array:
@@ -122,25 +115,15 @@ def _of_uniform(u, dtype) -> jax.Array:
     gradients=False,
 )
 def normal(
-    key,
-    dims: Dim | str | Iterable[Dim | str],
-    dtype: DTypeLike = jnp.float32,
-    *,
-    like: Tensor | None = None,
+    key, dims: Names, dtype: DTypeLike = jnp.float32, *, like: Tensor | None = None
 ) -> Tensor:
     """Standard normal: `jax.random.normal` but for rounding.
 
     Other dtypes than float32 are rounded from that.
     """
-    return _draw(
-        "normal",
-        key,
-        dims,
-        like,
-        lambda loop, key, dims: _of_uniform(
-            _between(loop, key, dims, jnp.float32, _ABOVE, 1), dtype
-        ),
-    )
+    uniform = lambda loop, key, dims: _between(loop, key, dims, jnp.float32, _ABOVE, 1)
+    part = lambda *args: _of_uniform(uniform(*args), dtype)
+    return _draw("normal", key, dims, like, part)
 
 
 @op(
@@ -154,7 +137,7 @@ def normal(
 )
 def truncated_normal(
     key,
-    dims: Dim | str | Iterable[Dim | str],
+    dims: Names,
     lower: float,
     upper: float,
     dtype: DTypeLike = jnp.float32,
@@ -193,17 +176,11 @@ def truncated_normal(
     result="makes",
     gradients=False,
 )
-def exponential(
-    key, dims: Dim | str | Iterable[Dim | str], *, like: Tensor | None = None
-) -> Tensor:
+def exponential(key, dims: Names, *, like: Tensor | None = None) -> Tensor:
     """Exponential with mean 1: `jax.random.exponential` but for rounding."""
-    return _draw(
-        "exponential",
-        key,
-        dims,
-        like,
-        lambda loop, key, dims: -bitwise.log(1 - threefry.unit(loop, key, dims, jnp.float32)),
-    )
+    uniform = lambda loop, key, dims: threefry.unit(loop, key, dims, jnp.float32)
+    part = lambda *args: -bitwise.log(1 - uniform(*args))
+    return _draw("exponential", key, dims, like, part)
 
 
 @op(
@@ -214,7 +191,7 @@ def exponential(
     result="makes",
     gradients=False,
 )
-def gumbel(key, dims: Dim | str | Iterable[Dim | str], *, like: Tensor | None = None) -> Tensor:
+def gumbel(key, dims: Names, *, like: Tensor | None = None) -> Tensor:
     """Standard Gumbel: `jax.random.gumbel` but for rounding.
 
     The index of the largest of `logits + gumbel` is a sample of `softmax(logits)`.
@@ -234,11 +211,7 @@ def gumbel(key, dims: Dim | str | Iterable[Dim | str], *, like: Tensor | None = 
     gradients=False,
 )
 def bernoulli(
-    key,
-    probability: float | Tensor | jax.Array,
-    dims: Dim | str | Iterable[Dim | str],
-    *,
-    like: Tensor | None = None,
+    key, probability: float | Tensor | jax.Array, dims: Names, *, like: Tensor | None = None
 ) -> Tensor:
     """True with the given probability, else False: `jax.random.bernoulli`, exactly."""
     return component.map(jnp.less, uniform(key, dims, like=like), probability, name="bernoulli")
@@ -251,9 +224,7 @@ def bernoulli(
     result="makes",
     gradients=False,
 )
-def randint(
-    key, dims: Dim | str | Iterable[Dim | str], low: int, high: int, *, like: Tensor | None = None
-) -> Tensor:
+def randint(key, dims: Names, low: int, high: int, *, like: Tensor | None = None) -> Tensor:
     """Whole numbers (int32) from `low` to below `high`: `jax.random.randint`, exactly.
 
     Raises:
@@ -300,4 +271,4 @@ def dropout(x: Tensor, rate: float, key) -> Tensor:
         keep = threefry.unit(loop, data, x.dims, jnp.float32) >= rate
         return jnp.where(keep, a / (1 - rate), jnp.zeros((), a.dtype)).astype(a.dtype)
 
-    return apply_op("dropout", local, (x,), loop=x.dims, out=x.dims, in_order=())
+    return component.apply_alike("dropout", local, x, in_order=())

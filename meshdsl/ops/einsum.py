@@ -1,4 +1,4 @@
-"""einsum over names: contracts every dim that `out` does not have.
+"""einsum over names, which contracts every dim that `out` does not have; and dot, by a weight.
 
 Each device contracts what it has. Three operands or more are contracted in the order that
 `opt_einsum` finds best for the sizes that the device has. A dim that is split and contracted
@@ -7,7 +7,7 @@ leaves a pending sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,9 @@ from meshdsl.lowering import ring_products
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op, sums_alike
 from meshdsl.lowering.moves.move import ByParts
+from meshdsl.ops.component import cast
 from meshdsl.ops.declare import Case, Draw, op
-from meshdsl.tensor import Tensor
+from meshdsl.tensor import Parameter, Tensor
 
 
 def _einsum_example(einsum: Callable, draw: Draw) -> Case:
@@ -149,8 +150,7 @@ def _out_dims(tensors, out, contract, loop: Dims) -> Dims:
             rest = _own(tensors[0], tensors[1:])
         else:
             rest = dim_algebra.without(loop, contract)
-        at = next(i for i, d in enumerate(out) if d is ...)
-        out = (*out[:at], *[d for d in rest if d not in named], *out[at + 1 :])
+        out = filled(out, rest)
     out = dim_algebra.distinct(out, "einsum")
     for d in out:
         if d not in loop:
@@ -159,6 +159,14 @@ def _out_dims(tensors, out, contract, loop: Dims) -> Dims:
     if contract is not None:
         _check_contract(tensors, out, contract, loop)
     return out
+
+
+def filled(out: tuple, rest: Iterable[Dim]) -> tuple:
+    """`out` with those of `rest` that it does not name in the place of `...`."""
+    if ... not in out:
+        return out
+    at = out.index(...)
+    return (*out[:at], *[d for d in rest if d not in out], *out[at + 1 :])
 
 
 def _own(tensor, others) -> Dims:
@@ -197,3 +205,72 @@ def _check_contract(tensors, out: Dims, contract: Dims, loop: Dims) -> None:
 
 def _shown(tensors) -> str:
     return ", ".join(dim_algebra.show(t.dims) for t in tensors)
+
+
+def _dot_example(dot: Callable, draw: Draw) -> Case:
+    a, b, c, d = draw.dims("a", "b", "c", "d")
+    x = draw.tensor(a, b, d)
+    some = lambda *ins: lambda x, w: dot(x, w.replace(role=Parameter(ins)))
+    return draw.pick(
+        Case(some("b"), (x, draw.tensor(b, c)), (b,)),
+        Case(some("b", "d"), (x, draw.tensor(b, d, c)), (b, d)),
+        Case(some("b"), (x, draw.tensor(c, b, d)), (b,)),
+    )
+
+
+@op(
+    computes="contracts what it has",
+    mesh_tensorflow="EinsumOperation (`layers.dense`)",
+    example=_dot_example,
+)
+def dot(x: Tensor, weight: Tensor, *, precision=None, preferred_element_type=None) -> Tensor:
+    """`x` times a weight: contracted over the dims that the weight names as its `ins`.
+
+        up = md.normal(key, (d_model, d_ff), ins="d_model")
+        md.dot(x, up)   # [batch, length, d_model] -> [batch, length, d_ff]
+
+    The result has the other dims of `x`, then the other dims of the weight. A dim that both have
+    and that is none of the `ins` is kept once, and what it numbers is multiplied pair by pair:
+
+        up = md.normal(key, (experts, d_model, d_ff), ins="d_model")
+        md.dot(x, up)   # [batch, d_model]          -> [batch, experts, d_ff]
+        md.dot(y, up)   # [batch, experts, d_model] -> [batch, experts, d_ff]: each its own matrix
+
+    The weight is used in the dtype of `x`. It is recorded as the einsum that it is.
+
+    Args:
+      weight: a parameter with `ins`, as `md.normal` and `md.parameter` make it.
+      precision, preferred_element_type: as in `jnp.einsum`.
+
+    Raises:
+      MeshDSLError: the weight has no `ins`, `x` lacks one of them, one name has two sizes, or `x`
+        has whole numbers and the weight fractions.
+    """
+    ins = weight.role.ins if weight.role else ()
+    if not ins:
+        raise MeshDSLError(
+            f"dot: the second operand {dim_algebra.show(weight.dims)} does not say which dims it "
+            "contracts; make it with `ins`, by md.normal(key, dims, ins=...) or "
+            "md.parameter(array, dims, ins=...), or write md.einsum(x, w, out=(...))"
+        )
+    dim_algebra.union("dot", [x.dims, weight.dims])
+    names = [d.name for d in x.dims]
+    for name in ins:
+        if name not in names:
+            raise MeshDSLError(
+                f"dot: the weight {dim_algebra.show(weight.dims)} contracts {weight.dim(name)}, "
+                f"which {dim_algebra.show(x.dims)} lacks{nearest(name, names)}"
+            )
+    if jnp.issubdtype(weight.dtype, jnp.inexact) and not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise MeshDSLError(
+            f"dot: {dim_algebra.show(x.dims)} is {x.dtype}, in which a weight of {weight.dtype} "
+            "would lose its fractions; md.cast it first, or look indices up with md.take"
+        )
+    return einsum(
+        x,
+        cast(weight, x.dtype),
+        out=(...,),
+        contract=ins,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from types import ModuleType
 
 from meshdsl.ops import (
-    attention,
     branch,
     calculus,
     checkpoint,
@@ -16,7 +15,6 @@ from meshdsl.ops import (
     cumulative,
     custom_gradient,
     distributions,
-    dot,
     einsum,
     functions,
     index,
@@ -28,20 +26,21 @@ from meshdsl.ops import (
     reduce,
     reshape,
     routed,
-    running_count,
     sampling,
     scan,
     scatter,
+    selection,
     shift,
     slicing,
     sorting,
     triangle,
 )
+from meshdsl.ops.attention import attention
 from meshdsl.ops.declare import DECLARED, Declaration
 
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "Component-wise": (functions, component),
-    "Contracting": (einsum, dot, attention, cross_entropy, routed),
+    "Contracting": (einsum, attention, cross_entropy, routed),
     "Control flow and calculus": (
         scan,
         loops,
@@ -53,8 +52,8 @@ FAMILIES: dict[str, tuple[ModuleType, ...]] = {
         local,
     ),
     "Convolution and pooling": (conv, pool),
-    "Indexing, cutting and running along a dim": (index, slicing, shift, cumulative, running_count),
-    "Order": (sorting,),
+    "Indexing, cutting and running along a dim": (index, slicing, shift, cumulative),
+    "Order": (sorting, selection),
     "Placement": (placement,),
     "Randomness": (distributions, sampling),
     "Reducing": (reduce,),

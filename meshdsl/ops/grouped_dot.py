@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.later import imported
-from meshdsl.lowering import kernels
 from meshdsl.lowering.kernels import Product
+from meshdsl.ops.arrays import as_one, padded
 
 KERNELS = ("megablox", "blocks")
 _MEGABLOX = "jax.experimental.pallas.ops.tpu.megablox.gmm"
@@ -84,14 +84,12 @@ def _outer(way: Way, rows, others, starts, dtype):
 
 def _called(way: Way, call: partial, groups: int, inner: int, features: int, rows, *others) -> Any:
     """`call(rows, *others)`, as one operation where this is a device of a lowering."""
-    if not way.lowered:
-        return call(rows, *others)
     expected = rows.shape[0] * way.share
     flops = int(2 * expected * inner * features)
     per_group = -(-int(expected) // groups)
     dtype = rows.dtype.name
     stated = Product(groups, per_group, inner, features, flops, dtype, uneven=way.share < 1)
-    return kernels.opaque(call, rows, *others, products=(stated,))
+    return as_one(way.lowered, call, rows, *others, products=(stated,))
 
 
 # -- blocks ----------------------------------------------------------------------------------------
@@ -178,19 +176,20 @@ def megablox_lacks(rows, parameters) -> str:
 
 
 def _tiles(rows: int, inner: int, features: int) -> tuple[int, int, int]:
-    whole = lambda n: -(-n // _LANES) * _LANES
-    return min(512, whole(rows)), min(1024, whole(inner)), min(1024, whole(features))
+    rows, inner, features = (_whole(n, _LANES) for n in (rows, inner, features))
+    return min(512, rows), min(1024, inner), min(1024, features)
 
 
-def _padded_rows(x, tile: int):
-    return jnp.pad(x, ((0, -len(x) % tile), (0, 0)))
+def _whole(count: int, size: int) -> int:
+    """`count`, rounded up to a multiple of `size`."""
+    return -(-count // size) * size
 
 
 def _dot_by_megablox(_, interpret: bool, transposed: bool, rows, weight, starts):
     inner, features = weight.shape[2:0:-1] if transposed else weight.shape[1:]
     tiling = _tiles(len(rows), inner, features)
     result = imported(_MEGABLOX, "gmm")(
-        _padded_rows(rows, tiling[0]),
+        padded(rows, 0, _whole(len(rows), tiling[0])),
         weight,
         jnp.diff(starts),
         preferred_element_type=rows.dtype,
@@ -204,8 +203,8 @@ def _dot_by_megablox(_, interpret: bool, transposed: bool, rows, weight, starts)
 def _outer_by_megablox(_, interpret: bool, dtype: str, rows, others, starts):
     tiling = _tiles(len(rows), rows.shape[1], others.shape[1])
     return imported(_MEGABLOX, "tgmm")(
-        _padded_rows(rows, tiling[0]).T,
-        _padded_rows(others, tiling[0]),
+        padded(rows, 0, _whole(len(rows), tiling[0])).T,
+        padded(others, 0, _whole(len(rows), tiling[0])),
         jnp.diff(starts),
         preferred_element_type=jnp.dtype(dtype),
         tiling=tiling,

@@ -10,11 +10,11 @@ from jax.typing import DTypeLike
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
-from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.derivatives import to_sum
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.lowering.moves.table import staying
+from meshdsl.ops.checks import check_indices, check_new
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
 
@@ -46,15 +46,7 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
       MeshDSLError: `ids` are not whole numbers, or have `dim` themselves.
     """
     dim = dim_algebra.find("take", x.dims, dim)
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise MeshDSLError(
-            f"take: the indices {dim_algebra.show(ids.dims)} are {ids.dtype}, not whole numbers"
-        )
-    if dim in ids.dims:
-        raise MeshDSLError(
-            f"take: the indices {dim_algebra.show(ids.dims)} have the dim {dim} that they index; "
-            "rename it"
-        )
+    check_indices("take", ids, (dim,))
     every = dim_algebra.union("take", [x.dims, ids.dims])
     shared = tuple(d for d in x.dims if d in ids.dims)
     picked = dim_algebra.without(ids.dims, shared)
@@ -132,12 +124,8 @@ def one_hot(ids: Tensor, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
     Raises:
       MeshDSLError: `ids` are not whole numbers, or have a dim of that name.
     """
-    if dim.name in [d.name for d in ids.dims]:
-        raise MeshDSLError(f"one_hot: {dim_algebra.show(ids.dims)} has a dim `{dim.name}` already")
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise MeshDSLError(
-            f"one_hot: the indices {dim_algebra.show(ids.dims)} are {ids.dtype}, not whole numbers"
-        )
+    check_new("one_hot", ids, dim)
+    check_indices("one_hot", ids)
     out = (*ids.dims, dim)
     local = lambda at, a: (a.astype(jnp.int32)[..., None] == at.indices(dim)).astype(dtype)
     return apply_op("one_hot", local, (ids,), loop=out, out=out, in_order=())

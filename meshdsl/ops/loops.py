@@ -17,20 +17,22 @@ from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.ops.bodies import (
     agreed,
     arrays_in,
+    dim_of,
     each,
     leaves_of,
     matching,
+    restacked,
     scope_of,
     scope_within,
     shown,
+    stacked,
     value,
 )
-from meshdsl.ops.declare import Case, Draw, of_x, op
+from meshdsl.ops.declare import along_a, of_x, op
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.ops.over import over
 from meshdsl.ops.reduce import softmax
 from meshdsl.ops.scan import scan_as
-from meshdsl.ops.stacking import dim_of, restacked, stacked
 from meshdsl.program.recorder import Move
 from meshdsl.tensor import Tensor, is_tensor
 
@@ -138,16 +140,12 @@ def _refuse(_, cotangent):
     )
 
 
-def _map_over_example(map_over: Callable, draw: Draw) -> Case:
-    a, b = draw.dims("a", "b")
-    batch = draw.pick(None, draw.integer(1, max(1, a.size)))
-    call = lambda x: map_over(lambda x: softmax(x, b), x, dim=a, batch=batch)
-    return Case(call, (draw.tensor(a, b),), (a,))
-
-
 @op(
     computes="the body, for one element of the dim after another; the dim is whole",
-    example=_map_over_example,
+    example=along_a(
+        lambda map_over, x, a, b, batch: map_over(lambda x: softmax(x, b), x, dim=a, batch=batch),
+        lambda draw, a: (draw.pick(None, draw.integer(1, max(1, a.size))),),
+    ),
 )
 def map_over(fn: Callable, *xs, dim: Dim | str, batch: int | None = None):
     """`fn` of every element of `dim`, one after another.

@@ -124,7 +124,6 @@ def _operator(name: str) -> Callable:
     return lambda self, *others: getattr(self.as_tensor(), name)(*map(as_tensor, others))
 
 
-for (
-    _name
-) in "add radd sub rsub mul rmul truediv rtruediv pow rpow neg abs lt le gt ge getitem".split():
+_OPERATORS = "add radd sub rsub mul rmul truediv rtruediv pow rpow neg abs lt le gt ge getitem"
+for _name in _OPERATORS.split():
     setattr(LowRank, f"__{_name}__", _operator(f"__{_name}__"))

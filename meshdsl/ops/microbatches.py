@@ -1,4 +1,4 @@
-"""The rows of a pipeline: where they are cut into microbatches, and who has them outside of it."""
+"""The rule of a pipeline, where it cuts rows into microbatches, and who has the rows outside."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import takewhile
 
 import jax.numpy as jnp
 
-from meshdsl.dims import Dims
+from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, either
 from meshdsl.layout import Rule
 from meshdsl.lowering import collectives, resharding
@@ -15,6 +15,39 @@ from meshdsl.ops.bodies import leaves_of
 from meshdsl.splits.changes import Split
 from meshdsl.splits.pipeline import Schedule
 from meshdsl.tensor import is_tensor
+
+
+def rule_of(dim: Dim, carry, scope: Scope) -> Rule | None:
+    """The rule by which a scan over `dim` is a pipeline; None where it is a loop.
+
+    It is a loop where no rule gives `dim` microbatches, or where nothing in the carry can be cut
+    into them.
+    """
+    rule = next((r for r in scope.layout.taken((dim,)).values() if r.microbatches), None)
+    if rule is None or rule.microbatches is None:
+        return None
+    name, _ = rule.microbatches
+    has = any(d.name == name for t in leaves_of(carry) if is_tensor(t) for d in t.dims)
+    return rule if has and scope.parts(axes_of_stages(dim, scope)) > 1 else None
+
+
+def axes_of_stages(dim: Dim, scope: Scope) -> tuple[str, ...]:
+    """The axes over which the stages of a pipeline along `dim` lie."""
+    taken = scope.layout.taken((dim,))
+    return tuple(axis for axis in scope.split((dim,))[0] if taken[axis].microbatches)
+
+
+def check_gathers_no_layers(dim: Dim, scope: Scope | None) -> None:
+    """Raise a MeshDSLError where a loop over the layers of a model would gather all of them."""
+    taken = {} if scope is None else scope.layout.taken((dim,))
+    for axis, rule in taken.items():
+        if not rule.microbatches and scope is not None and scope.parts((axis,)) > 1:
+            rest = f'"{dim.name} -> {axis}"'
+            raise MeshDSLError(
+                f"{rule}: the layers run one after another, so each device would gather the "
+                f"parameters of all {dim.size}; write {{ rule = {rest}, microbatches = "
+                f"{{ batch = 16 }} }} for a pipeline, or put {rest} in the list `parameters`"
+            )
 
 
 def home_of(rule: Rule, carry, scope: Scope) -> tuple[str, ...]:

@@ -12,12 +12,13 @@ from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import resharding
+from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.scope import Scope
-from meshdsl.ops.bodies import fixed, leaves_of, lying_as, scope_of, varied
+from meshdsl.ops.bodies import each, fixed, leaves_of, lying_as, scope_of, varied
 from meshdsl.ops.declare import along_a, op
 from meshdsl.ops.reduce import softmax
-from meshdsl.tensor import Placement, Tensor, is_tensor
+from meshdsl.tensor import Tensor, is_tensor
 from meshdsl.values import array_of
 
 
@@ -72,7 +73,6 @@ def _mapped(dim: Dim, fn: Callable, args: tuple):
     entered = [
         _entered(x, dim, axes, scope, op) if h else x for x, h in zip(leaves, has, strict=True)
     ]
-    results: list = []
 
     def element(*arrays):
         arrays = iter(arrays)
@@ -86,20 +86,13 @@ def _mapped(dim: Dim, fn: Callable, args: tuple):
                 "with md.tensor"
             )
         result = [fixed(t, t.placement.scope if t.placement else scope) for t in result]
-        results[:] = [out_tree, [(t.dims, t.role, t.placement) for t in result]]
-        return [t.array for t in result]
+        return carried(jax.tree.unflatten(out_tree, result))
 
     with scope.spending(axes, dim) if scope else nullcontext():
         given = [array_of("over", x) for x, h in zip(entered, has, strict=True) if h]
-        arrays = jax.vmap(element, axis_size=_part(dim, axes, scope))(*given)
-    out_tree, kinds = results
-    return jax.tree.unflatten(
-        out_tree,
-        [
-            _left(a, dims, role, placement, dim, axes)
-            for a, (dims, role, placement) in zip(arrays, kinds, strict=True)
-        ],
-    )
+        count = scope.part(dim, axes) if scope else dim.size
+        results = jax.vmap(element, axis_size=count)(*given)
+    return each(lambda t: _left(t, dim, axes), uncarried(results))
 
 
 def _axes(dim: Dim, operands: list[Dims], scope: Scope | None) -> tuple[str, ...]:
@@ -108,10 +101,6 @@ def _axes(dim: Dim, operands: list[Dims], scope: Scope | None) -> tuple[str, ...
         return ()
     found = [scope.split(dims)[dims.index(dim)] for dims in operands]
     return tuple(a for a in found[0] if all(a in axes for axes in found))
-
-
-def _part(dim: Dim, axes, scope: Scope | None) -> int:
-    return scope.part(dim, axes) if scope else dim.size
 
 
 def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
@@ -129,19 +118,15 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
         why = lambda _: f"one element of `{dim.name}` is split so"
         x = resharding.reshard(x, split, scope, op, why, varies=scope.spent)
     orders = scope.orders((dim,), (axes,))
-    return Tensor(
-        _filled(x.array, DeviceLoop({dim: axes}, scope, op, orders), dim),
-        x.dims,
-        x.role,
-        x.placement,
-    )
+    array = _filled(x.array, DeviceLoop({dim: axes}, scope, op, orders), dim)
+    return Tensor(array, x.dims, x.role, x.placement)
 
 
 def _filled(array, loop: DeviceLoop, dim: Dim):
     """`array` with copies of the first element for padding.
 
-    On these `fn` does what it does on real elements: loops end, and
-    nothing becomes infinite that would spoil the gradient of what is shared.
+    On these `fn` does what it does on real elements: loops end, and nothing becomes infinite that
+    would spoil the gradient of what is shared.
     """
     if not loop.padding(dim) or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return array
@@ -153,16 +138,14 @@ def _filled(array, loop: DeviceLoop, dim: Dim):
 
 
 def _element(x: Tensor, array) -> Tensor:
-    return Tensor(
-        array, x.dims[1:], x.role, x.placement and x.placement._replace(axes=x.placement.axes[1:])
-    )
+    placement = x.placement and x.placement._replace(axes=x.placement.axes[1:])
+    return Tensor(array, x.dims[1:], x.role, placement)
 
 
-def _left(array, dims: Dims, role, placement: Placement | None, dim: Dim, axes) -> Tensor:
+def _left(t: Tensor, dim: Dim, axes) -> Tensor:
     """A result of all elements on this device, split by the law."""
-    dims = dim_algebra.distinct((dim, *dims), "over")
+    dims, placement = dim_algebra.distinct((dim, *t.dims), "over"), t.placement
     if placement is None:
-        return Tensor(array, dims, role)
-    return resharding.take_sums(
-        varied(Tensor(array, dims, role, placement._replace(axes=(axes, *placement.axes))), axes)
-    )
+        return t.replace(dims=dims)
+    placement = placement._replace(axes=(axes, *placement.axes))
+    return resharding.take_sums(varied(t.replace(dims=dims, placement=placement), axes))

@@ -33,46 +33,27 @@ from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.moves.turns import Closures, Turn
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.stages import Stages
-from meshdsl.ops.bodies import each, fixed, leaves_of, matching, two_results, value
+from meshdsl.ops.bodies import (
+    each,
+    element,
+    fixed,
+    in_front,
+    leaves_of,
+    matching,
+    two_results,
+    value,
+)
 from meshdsl.ops.checkpoint import policies_within
-from meshdsl.ops.microbatches import brought_home, home_of, is_shared, schedule_of
+from meshdsl.ops.microbatches import (
+    axes_of_stages,
+    brought_home,
+    home_of,
+    is_shared,
+    schedule_of,
+)
 from meshdsl.ops.pipeline_memory import CARRY, gathered_at, is_gathered, kept
-from meshdsl.ops.stacking import element, in_front
 from meshdsl.program.recorder import next_op_number
 from meshdsl.tensor import Tensor, is_tensor
-
-
-def rule_of(dim: Dim, carry, scope: Scope) -> Rule | None:
-    """The rule by which a scan over `dim` is a pipeline; None where it is a loop.
-
-    It is a loop where no rule gives `dim` microbatches, or where nothing in the carry can be cut
-    into them.
-    """
-    rule = next((r for r in scope.layout.taken((dim,)).values() if r.microbatches), None)
-    if rule is None or rule.microbatches is None:
-        return None
-    name, _ = rule.microbatches
-    has = any(d.name == name for t in leaves_of(carry) if is_tensor(t) for d in t.dims)
-    return rule if has and scope.parts(_axes(dim, scope)) > 1 else None
-
-
-def _axes(dim: Dim, scope: Scope) -> tuple[str, ...]:
-    """The axes over which the stages of a pipeline along `dim` lie."""
-    taken = scope.layout.taken((dim,))
-    return tuple(axis for axis in scope.split((dim,))[0] if taken[axis].microbatches)
-
-
-def check_gathers_no_layers(dim: Dim, scope: Scope | None) -> None:
-    """Raise a MeshDSLError where a loop over the layers of a model would gather all of them."""
-    taken = {} if scope is None else scope.layout.taken((dim,))
-    for axis, rule in taken.items():
-        if not rule.microbatches and scope is not None and scope.parts((axis,)) > 1:
-            rest = f'"{dim.name} -> {axis}"'
-            raise MeshDSLError(
-                f"{rule}: the layers run one after another, so each device would gather the "
-                f"parameters of all {dim.size}; write {{ rule = {rest}, microbatches = "
-                f"{{ batch = 16 }} }} for a pipeline, or put {rest} in the list `parameters`"
-            )
 
 
 def pipelined(
@@ -87,7 +68,7 @@ def pipelined(
         raise MeshDSLError(
             f"{rule}: a pipeline runs forward, and this {name} over `{dim.name}` has reverse=True"
         )
-    axes = _axes(dim, scope)
+    axes = axes_of_stages(dim, scope)
     op = scope.recorder.begin("pipeline", (dim,), (axes,))
     xs = each(lambda x: _noted(in_front(x, dim, name), axes, scope) if is_tensor(x) else x, xs)
     outside = [(x.dims, scope.split(x.dims)) for x in leaves_of(carry) if is_tensor(x)]
@@ -154,26 +135,24 @@ class _Pipe:
         self._closures, self._learns = Closures(), True
 
     def run(self, carry, xs):
-        """The carry as each stage has it in the end, and the results of all elements."""
+        """The carry as each stage has it in the end, and the results of all elements.
+
+        Where the body meets tensors that are to be brought home first, it is traced twice to learn
+        which these are: what it makes itself is another tensor each time. Once they are at home it
+        is traced to its end.
+        """
         first_op, closures = next_op_number(), self._closures
-        if (results := self._attempt(carry, xs)) is not None:
-            return results
-        first_met, closures.away = closures.away, {}
-        if (results := self._attempt(carry, xs)) is not None:
-            return results
+        for _ in range(2):
+            first_met, closures.away = closures.away, {}
+            try:
+                return self._traced(carry, xs)
+            except _Abandoned:
+                continue
         self.scope.recorder.forget(first_op)
-        # What the body makes itself is another tensor each time that it is traced.
         for x, home in (closures.away[key] for key in first_met if key in closures.away):
             closures.brought(x, self._brought(x, home))
         self._learns = False
         return self._traced(carry, xs)
-
-    def _attempt(self, carry, xs):
-        """What `run` gives; None where the body has met tensors that are not at home."""
-        try:
-            return self._traced(carry, xs)
-        except _Abandoned:
-            return None
 
     def _brought(self, x: Tensor, home) -> Tensor:
         """What the body closes over, in the split in which microbatches are cut from it."""

@@ -17,6 +17,7 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
+from meshdsl.ops.arrays import laid_along
 from meshdsl.ops.comparison import check_real
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.ops.sliding_windows import Window, by_dim, windows
@@ -32,12 +33,15 @@ def _pool_example(pool: Callable, draw: Draw) -> Case:
     return Case(lambda x: pool(x, window, **how), (draw.tensor(a, b, c),), (b,))
 
 
-@op(
+_declare_pool = op(
     computes="its outputs, of the elements that it has and the halo of their windows",
     moves=("ppermute",),
     mesh_tensorflow="PoolOperation; no split of spatial dims, windows only side by side",
     example=_pool_example,
 )
+
+
+@_declare_pool
 def max_pool(
     x: Tensor,
     window: Mapping[Dim | str, int],
@@ -70,12 +74,7 @@ def max_pool(
     return _pool("max_pool", x, window, stride, padding, into, local, lowest)
 
 
-@op(
-    computes="its outputs, of the elements that it has and the halo of their windows",
-    moves=("ppermute",),
-    mesh_tensorflow="PoolOperation; no split of spatial dims, windows only side by side",
-    example=_pool_example,
-)
+@_declare_pool
 def mean_pool(
     x: Tensor,
     window: Mapping[Dim | str, int],
@@ -96,9 +95,7 @@ def mean_pool(
             array.astype(jnp.promote_types(dtype, jnp.float32)), 0.0, lax.add, **how
         )
         for i, w in slid.items():
-            shape = [1] * array.ndim
-            shape[i] = -1
-            total = total / _counts(loop, w).reshape(shape)
+            total = total / laid_along(_counts(loop, w), i, array.ndim)
         return total.astype(dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32)
 
     return _pool("mean_pool", x, window, stride, padding, into, local, 0)

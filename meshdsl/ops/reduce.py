@@ -293,20 +293,16 @@ def _arg(name: str, x: Tensor, dim: Dim | str, sign: int) -> Tensor:
         )
         return loop.pmin(first, dims)
 
-    check_some(name, x, dim_algebra.find_all(name, x.dims, _one(name, x, dim)))
-    check_real(name, x)
-    along = dim_algebra.find_all(name, x.dims, dim)
-    return _reduce(name, x, dim, local, in_order=along, sums=False, fill=bounds(x.dtype)[sign < 0])
-
-
-def _one(name, x, dim):
-    """`dim`, after checking that it is one dim or one name."""
     if not isinstance(dim, (Dim, str)):
         raise MeshDSLError(
             f"{name}: works along one dim, not {quote(dim)}; the dims are "
             f"{dim_algebra.show(x.dims)}"
         )
-    return dim
+    along = (dim_algebra.find(name, x.dims, dim),)
+    check_some(name, x, along)
+    check_real(name, x)
+    fill = bounds(x.dtype)[sign < 0]
+    return _reduce(name, x, along, local, in_order=along, sums=False, fill=fill)
 
 
 @op(
@@ -402,7 +398,7 @@ def _normalised(name: str, fn: Callable, x: Tensor, dims: Which) -> Tensor:
     at = tuple(x.dims.index(d) for d in dims)
     x = component.cast(x, _float(x.dtype))
     local = lambda loop, a: fn(loop, at, dims, a)
-    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, in_order=(), fill=-jnp.inf)
+    return component.apply_alike(name, local, x, in_order=(), fill=-jnp.inf)
 
 
 @op(

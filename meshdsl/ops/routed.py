@@ -11,21 +11,22 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from meshdsl import dims as dim_algebra
-from meshdsl.dims import Dim, Dims, show
-from meshdsl.errors import MeshDSLError, nearest, quote
+from meshdsl.dims import Dim, show
+from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.lowering.moves.move import ByParts
+from meshdsl.ops.arrays import axes_of, in_order
+from meshdsl.ops.checks import check_indices, one_of
 from meshdsl.ops.component import as_tensor
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.ops.grouped_dot import KERNELS, Way, block_of, grouped_dot, megablox_lacks
-from meshdsl.ops.routed_exchange import by_exchange, room_of
+from meshdsl.ops.routed_exchange import by_exchange, looked_up, room_of
 from meshdsl.tensor import Tensor
 
 
@@ -145,11 +146,8 @@ def routed(
     every = [d for t in parameters for d in t.dims]
     experts = dim_algebra.find(name, tuple(dict.fromkeys(every)), experts)
     features = _features(name, x, ids, weights, parameters, experts)
-    if implementation is not None and implementation not in KERNELS:
-        raise MeshDSLError(
-            f"{name}: `implementation` is one of {', '.join(map(repr, KERNELS))}, not "
-            f"{quote(implementation)}{nearest(str(implementation), KERNELS)}"
-        )
+    if implementation is not None:
+        one_of(f"{name}: `implementation`", implementation, KERNELS)
     tensors = (x, ids, weights, *parameters)
     loop = dim_algebra.union(name, [t.dims for t in tensors])
     inner = dim_algebra.without(loop, (*x.dims, *ids.dims, experts))
@@ -160,13 +158,13 @@ def routed(
     order = (*tokens, *choices)
 
     def local(at: DeviceLoop, x_, ids_, weights_, *arrays):
-        axes = frozenset().union(*map(collectives.varying, (x_, ids_, weights_, *arrays)))
+        axes = axes_of((x_, ids_, weights_, arrays))
         last = jnp.moveaxis(x_, x.dims.index(features), -1)
         rows = last.reshape(math.prod(last.shape[:-1]), features.size)
-        ids_ = _arranged(ids_, ids.dims, order).astype(jnp.int32)
+        ids_ = in_order(ids_, ids.dims, order).astype(jnp.int32)
         pairs = len(rows), math.prod(ids_.shape[len(tokens) :])
         chosen = ids_.reshape(pairs)
-        share = _arranged(weights_, weights.dims, order).reshape(pairs)
+        share = in_order(weights_, weights.dims, order).reshape(pairs)
         arrays = [
             jnp.moveaxis(a, t.dims.index(experts), 0)
             for a, t in zip(arrays, parameters, strict=True)
@@ -177,12 +175,12 @@ def routed(
             implement = partial(_way, at, experts, used, implementation, name, arrays)
             run = partial(_by_expert, fn, implement, experts=parts.size, name=name)
             result = by_exchange(name, parts, run, rows, chosen, share, arrays, experts.size, axes)
-            return jnp.moveaxis(result.reshape(last.shape), -1, x.dims.index(features))
-        first = collectives.vary(jnp.asarray(at.offset(experts), jnp.int32), axes)
-        here = at.size(experts)
-        used = here / max(experts.size, 1)
-        implement = partial(_way, at, experts, used, implementation, name, arrays)
-        result = _by_expert(fn, implement, rows, chosen - first, share, arrays, here, name)
+        else:
+            first = collectives.vary(jnp.asarray(at.offset(experts), jnp.int32), axes)
+            here = at.size(experts)
+            used = here / max(experts.size, 1)
+            implement = partial(_way, at, experts, used, implementation, name, arrays)
+            result = _by_expert(fn, implement, rows, chosen - first, share, arrays, here, name)
         return jnp.moveaxis(result.reshape(last.shape), -1, x.dims.index(features))
 
     return apply_op(
@@ -199,10 +197,7 @@ def routed(
 
 def _features(name: str, x, ids, weights, parameters, experts: Dim) -> Dim:
     """The features of `x`, after checking that operands go together."""
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise MeshDSLError(
-            f"{name}: the indices {show(ids.dims)} are {ids.dtype}, not whole numbers"
-        )
+    check_indices(name, ids)
     for t in (x, weights, *parameters):
         if not jnp.issubdtype(t.dtype, jnp.floating):
             raise MeshDSLError(
@@ -232,10 +227,6 @@ def _features(name: str, x, ids, weights, parameters, experts: Dim) -> Dim:
             "parameters of an expert are the same for all elements"
         )
     return features[0]
-
-
-def _arranged(array, dims: Dims, order: Dims):
-    return jnp.transpose(array, [dims.index(d) for d in order])
 
 
 def _way(
@@ -280,7 +271,7 @@ def _by_expert(fn: Callable, implement, x, ids, weights, parameters, experts: in
     starts = jnp.searchsorted(of_rows, edges, method="sort").astype(jnp.int32)
     inside = (of_rows < experts)[:, None]
 
-    rows = jnp.where(inside, _repeated(choices, x, order, back), 0)
+    rows = jnp.where(inside, looked_up(x, order // choices, back.reshape(count, choices)), 0)
     groups = Groups(implement(rows), starts, of_rows)
     made = fn(groups, rows, *parameters)
     if jnp.shape(made) != rows.shape:
@@ -288,35 +279,7 @@ def _by_expert(fn: Callable, implement, x, ids, weights, parameters, experts: in
             f"{name}: the function gives an array of shape {jnp.shape(made)} for rows of "
             f"{rows.shape}"
         )
-    made = _permuted(jnp.where(inside, made, 0), back, order)
+    made = looked_up(jnp.where(inside, made, 0), back, order[:, None])
     wide = jnp.promote_types(made.dtype, jnp.float32)
     made = made.reshape(count, choices, -1).astype(wide)
     return jnp.sum(made * weights.astype(wide)[..., None], axis=1).astype(x.dtype)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _repeated(times: int, x, order, back):
-    """Each row of `x` so many times, in an order of which `back` is the inverse."""
-    return jnp.take(x, order // times, axis=0, mode="clip")
-
-
-def _added(times: int, back, cotangent):
-    terms = jnp.take(cotangent, back, axis=0, mode="clip")
-    terms = terms.reshape(-1, times, terms.shape[-1])
-    wide = jnp.promote_types(terms.dtype, jnp.float32)
-    return jnp.sum(terms, axis=1, dtype=wide).astype(cotangent.dtype), None, None
-
-
-_repeated.defvjp(lambda times, x, order, back: (_repeated(times, x, order, back), back), _added)
-
-
-@jax.custom_vjp
-def _permuted(x, order, back):
-    """The rows of `x` in an order of which `back` is the inverse: so is its derivative a lookup."""
-    return jnp.take(x, order, axis=0, mode="clip")
-
-
-_permuted.defvjp(
-    lambda x, order, back: (_permuted(x, order, back), (order, back)),
-    lambda saved, ct: (_permuted(ct, *saved[::-1]), None, None),
-)

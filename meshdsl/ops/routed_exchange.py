@@ -163,8 +163,8 @@ def _of_turn(parts: Visited, room: int, turn, choices: int, places: Places) -> _
 
 def _by_experts(parts: Visited, run: Callable, of: _Turn, places: Places, rows, share, arrays):
     """What the experts here make of the rows that come in a round."""
-    sent = _looked_up(rows, of.row, of.piece.reshape(share.shape))
-    weights = _looked_up(share.reshape(-1, 1), of.choice, of.piece[:, None])
+    sent = looked_up(rows, of.row, of.piece.reshape(share.shape))
+    weights = looked_up(share.reshape(-1, 1), of.choice, of.piece[:, None])
     local = jnp.take(places.local, of.choice, mode="clip")
     local = jnp.where(of.choice < len(of.piece), local, parts.size)
     sent, weights, local = parts.swap((sent, weights[:, 0], local))
@@ -178,7 +178,7 @@ def _all_rounds(parts: Visited, run: Callable, room: int, rows, share, arrays, p
     def add(turn, total):
         of = _of_turn(parts, room, turn, share.shape[1], places)
         back = parts.swap(_by_experts(parts, run, of, places, rows, share, arrays))
-        found = _looked_up(back, of.piece, of.choice[:, None])
+        found = looked_up(back, of.piece, of.choice[:, None])
         return total + jnp.sum(found.reshape(*share.shape, -1), axis=1, dtype=wide)
 
     return _while(places.rounds, add, _zeros(rows, wide))
@@ -192,7 +192,7 @@ def _backward(parts: Visited, run: Callable, room: int, saved, cotangent):
         of = _of_turn(parts, room, turn, share.shape[1], places)
         forward = lambda *given: _by_experts(parts, run, of, places, *given)
         backward = jax.vjp(forward, rows, share, arrays)[1]
-        slopes = backward(parts.swap(_looked_up(cotangent, of.row, of.piece.reshape(share.shape))))
+        slopes = backward(parts.swap(looked_up(cotangent, of.row, of.piece.reshape(share.shape))))
         return jax.tree.map(jnp.add, total, slopes)
 
     total = _while(places.rounds, add, jax.tree.map(_zeros, (rows, share, arrays)))
@@ -215,7 +215,7 @@ def _zeros(like, dtype: Any = None):
 
 
 @jax.custom_vjp
-def _looked_up(x, at, uses):
+def looked_up(x, at, uses):
     """The rows of `x [n, features]` at `at [m]`, and zeros where it is beyond the last.
 
     Args:
@@ -233,4 +233,4 @@ def _added_up(uses, cotangent):
     return jnp.sum(found, axis=1, dtype=wide).astype(cotangent.dtype), None, None
 
 
-_looked_up.defvjp(lambda x, at, uses: (_looked_up(x, at, uses), uses), _added_up)
+looked_up.defvjp(lambda x, at, uses: (looked_up(x, at, uses), uses), _added_up)

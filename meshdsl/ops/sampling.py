@@ -23,10 +23,8 @@ from meshdsl.ops.declare import Case, Draw, along_a, op
 from meshdsl.ops.distributions import gumbel
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.ops.reduce import argmax
-from meshdsl.ops.sorting import nth_largest
+from meshdsl.ops.selection import by_digits, nth_largest
 from meshdsl.tensor import Tensor
-
-_DIGIT = 4  # bits of a threshold that one round finds
 
 
 def _categorical_example(categorical: Callable, draw: Draw) -> Case:
@@ -137,18 +135,12 @@ def _nucleus(logits: Tensor, dim: Dim, mass: float) -> Tensor:
             high, low = loop.psum(jnp.sum(counted, -1, dtype=jnp.uint32), dim).astype(jnp.float32)
             return high * 2.0**word + low
 
-        found = jnp.zeros(a.shape[:-1], jnp.uint32)
-        needed = above(found[..., None]) * jnp.float32(mass)
-        for shift in range(32 - _DIGIT, -1, -_DIGIT):
-            candidates = found[..., None] | (jnp.arange(1, 2**_DIGIT, dtype=jnp.uint32) << shift)
-            # The sums fall as the candidates rise, so the number of those that suffice is the
-            # digit.
-            digit = jnp.sum(above(candidates) >= needed, -1).astype(jnp.uint32)
-            found = found | (digit << shift)
+        zeros = jnp.zeros(a.shape[:-1], jnp.uint32)
+        needed = above(zeros[..., None]) * jnp.float32(mass)
+        found = by_digits(zeros, lambda candidates: above(candidates) >= needed)
         return jnp.moveaxis(jnp.where(ordered >= found[..., None], a, -jnp.inf), -1, at)
 
-    how = {"in_order": (), "fill": -jnp.inf}
-    return apply_op("nucleus", local, (logits,), loop=logits.dims, out=logits.dims, **how)
+    return component.apply_alike("nucleus", local, logits, in_order=(), fill=-jnp.inf)
 
 
 @op(
@@ -165,16 +157,8 @@ def permutation(key, dim: Dim | str, *, like: Tensor | None = None) -> Tensor:
     """
     data = threefry.key_data(key)
     dim = dim_algebra.resolve_one("permutation", like.dims if like is not None else (), dim)
-    return apply_op(
-        "random.permutation",
-        lambda _: _order(data, dim),
-        (),
-        loop=(dim,),
-        out=(dim,),
-        unsplit=(dim,),
-        in_order=(),
-        like=like,
-    )
+    how = {"loop": (dim,), "out": (dim,), "unsplit": (dim,), "in_order": (), "like": like}
+    return apply_op("random.permutation", lambda _: _order(data, dim), (), **how)
 
 
 @op(
@@ -193,16 +177,8 @@ def permute(key, x: Tensor, dim: Dim | str) -> Tensor:
     dim, data = dim_algebra.find("permute", x.dims, dim), threefry.key_data(key)
     at = x.dims.index(dim)
     local = lambda _, a: jnp.take(a, _order(data, dim), at, unique_indices=True, mode="clip")
-    return apply_op(
-        "random.permute",
-        local,
-        (x,),
-        loop=x.dims,
-        out=x.dims,
-        unsplit=(dim,),
-        in_order=(),
-        linear=True,
-    )
+    how = {"unsplit": (dim,), "in_order": (), "linear": True}
+    return component.apply_alike("random.permute", local, x, **how)
 
 
 def _order(key, dim: Dim) -> jax.Array:

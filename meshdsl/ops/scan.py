@@ -12,19 +12,24 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.carried import carried, carrying, uncarried
 from meshdsl.ops.bodies import (
     arrays_in,
+    dim_of,
     each,
+    element,
+    first_of,
     fixed,
     matching,
+    restacked,
     scope_of,
     scope_within,
+    stacked,
     two_results,
     value,
 )
 from meshdsl.ops.declare import along_a, op
 from meshdsl.ops.functions import FUNCTIONS
-from meshdsl.ops.pipeline import check_gathers_no_layers, pipelined, rule_of
+from meshdsl.ops.microbatches import check_gathers_no_layers, rule_of
+from meshdsl.ops.pipeline import pipelined
 from meshdsl.ops.reduce import sum
-from meshdsl.ops.stacking import dim_of, element, first_of, restacked, stacked
 from meshdsl.tensor import Tensor
 
 

@@ -7,7 +7,6 @@ are combined: by a sum that stays pending until it is needed, or by a maximum.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -17,12 +16,13 @@ import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
-from meshdsl.errors import MeshDSLError, nearest, quote
+from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.ops import component
+from meshdsl.ops.arrays import fitted, laid_along
+from meshdsl.ops.checks import check_indices, one_of
 from meshdsl.ops.comparison import bounds, computed_once, from_key, is_complex, parts, to_key
-from meshdsl.ops.component import align
 from meshdsl.ops.declare import Case, Draw, Example, op
 from meshdsl.ops.reduce import Which
 from meshdsl.tensor import Tensor
@@ -100,11 +100,7 @@ def scatter(
             f"scatter: {len(ids)} Tensors of indices for {dim_algebra.show(dims)}; each of these "
             "dims has its own"
         )
-    if how not in _HOW:
-        raise MeshDSLError(
-            f"scatter: how is one of {', '.join(map(repr, _HOW))}, not {quote(how)}"
-            f"{nearest(str(how), _HOW)}"
-        )
+    one_of("scatter: how", how, _HOW)
     target = _target("scatter", ids, updates, x.dims, dims)
     if not dim_algebra.size(target.loop):  # no update, or no element to update
         return x
@@ -212,11 +208,9 @@ class _Target(NamedTuple):
         """
         order, inside, wrapped = (*self.shared, *self.picked), jnp.ones((), bool), []
         for array, dims, dim in zip(ids, self.indexed, self.dims, strict=True):
-            array, size = align(array, dims, order) - loop.offset(dim), loop.size(dim)
+            array, size = fitted(array, dims, order) - loop.offset(dim), loop.size(dim)
             inside = inside & (array >= 0) & (array < size)
-            wrapped.append(
-                jnp.mod(array, size).reshape((1,) * (len(order) - array.ndim) + array.shape)
-            )
+            wrapped.append(jnp.mod(array, size))
         inside = jnp.broadcast_to(inside, [loop.size(d) for d in order])
         return (*self.grid(loop, len(self.picked)), *wrapped), inside.reshape(
             *inside.shape, *(1,) * len(self.rest)
@@ -224,11 +218,8 @@ class _Target(NamedTuple):
 
     def grid(self, loop: DeviceLoop, after: int):
         """Indices of the shared dims, to go with indices that have `after` dimensions more."""
-        n = len(self.shared)
-        return [
-            jnp.arange(loop.size(d)).reshape([-1 if j == i else 1 for j in range(n + after)])
-            for i, d in enumerate(self.shared)
-        ]
+        ndim = len(self.shared) + after
+        return [laid_along(jnp.arange(loop.size(d)), i, ndim) for i, d in enumerate(self.shared)]
 
 
 def _target(
@@ -236,17 +227,8 @@ def _target(
 ) -> _Target:
     """The dims of a scatter into `dims` of a tensor that has `out`; an error if it is not legal."""
     for t in ids:
-        if not jnp.issubdtype(t.dtype, jnp.integer):
-            raise MeshDSLError(
-                f"{name}: the indices {dim_algebra.show(t.dims)} are {t.dtype}, not whole numbers"
-            )
+        check_indices(name, t, dims)
     every = dim_algebra.union(name, [out, *(t.dims for t in ids)])
-    for dim, t in itertools.product(dims, ids):
-        if dim in t.dims:
-            raise MeshDSLError(
-                f"{name}: the indices {dim_algebra.show(t.dims)} have the dim {dim} that they "
-                "index; rename it"
-            )
     own = {d for t in ids for d in t.dims}
     shared = tuple(d for d in out if d in own)
     picked = tuple(sorted(dim_algebra.without(every, out), key=lambda d: d.name))
@@ -297,9 +279,7 @@ def _added(
 
 def _aligned(target: _Target, updates, dims: Dims):
     """The updates with the dims of indices first, then those of the result alone, to broadcast."""
-    order = (*target.shared, *target.picked, *target.rest)
-    aligned = align(updates, dims, order)
-    return aligned.reshape((1,) * (len(order) - aligned.ndim) + aligned.shape)
+    return fitted(updates, dims, (*target.shared, *target.picked, *target.rest))
 
 
 def _put(target: _Target, loop: DeviceLoop, how: str, index, updates, start):
@@ -412,12 +392,9 @@ def _set(target: _Target, x: Tensor, ids: tuple[Tensor, ...], updates: Tensor) -
 
     def last_rank(loop: DeviceLoop, *ids):
         """For each element of the dims the number of its last update, -1 where it has none."""
-        n = len(target.picked)
         ranks = jnp.zeros((), jnp.int32)
         for j, d in enumerate(target.picked):
-            ranks = ranks + (loop.indices(d) * strides[d]).reshape(
-                [-1 if k == j else 1 for k in range(n)]
-            )
+            ranks = ranks + laid_along(loop.indices(d) * strides[d], j, len(target.picked))
         index, inside = found.indices(loop, ids)
         return loop.pmax(
             _put(found, loop, "max", index, jnp.where(inside, ranks, -1), -1), target.picked

@@ -5,16 +5,14 @@ Where the dim is split, the elements that a device lacks come by `ppermute`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.lowering.device_loop import DeviceLoop
-from meshdsl.lowering.law import apply_op
-from meshdsl.ops.declare import Case, Draw, Example, op
+from meshdsl.ops.component import apply_alike
+from meshdsl.ops.declare import Draw, along_a, op
 from meshdsl.ops.slicing import check_fits, windowed
 from meshdsl.splits import windows
 from meshdsl.tensor import Tensor
@@ -22,22 +20,16 @@ from meshdsl.tensor import Tensor
 _LARGEST_MATRIX = 256  # elements of a dim that a TPU rolls by a matrix: two widths of its unit
 
 
-def _moved(call: Callable) -> Example:
-    """`call(op, x, a, by)`, for a drawn `by`."""
-
-    def example(fn: Callable, draw: Draw) -> Case:
-        a, b = draw.dims("a", "b")
-        by = draw.integer(-2 * a.size, 2 * a.size)
-        return Case(lambda x: call(fn, x, a, by), (draw.tensor(a, b),), (a,))
-
-    return example
+def _by(draw: Draw, a: Dim) -> tuple[int]:
+    """How far an example moves the elements."""
+    return (draw.integer(-2 * a.size, 2 * a.size),)
 
 
 @op(
     computes="its own elements of the result; fetches those that it lacks",
     moves=("ppermute",),
     mesh_tensorflow="ShiftOperation; zeros, and sizes that divide",
-    example=_moved(lambda shift, x, a, by: shift(x, a, by, fill=2)),
+    example=along_a(lambda shift, x, a, b, by: shift(x, a, by, fill=2), _by),
     result="same",
 )
 def shift(x: Tensor, dim: Dim | str, by: int, fill=0) -> Tensor:
@@ -54,7 +46,7 @@ def shift(x: Tensor, dim: Dim | str, by: int, fill=0) -> Tensor:
     computes="its own elements of the result; fetches those that it lacks",
     moves=("ppermute",),
     mesh_tensorflow="ShiftOperation with `wrap`; sizes that divide",
-    example=_moved(lambda roll, x, a, by: roll(x, a, by)),
+    example=along_a(lambda roll, x, a, b, by: roll(x, a, by), _by),
     result="same",
 )
 def roll(x: Tensor, dim: Dim | str, by: int, *, finite: bool = False) -> Tensor:
@@ -84,8 +76,7 @@ def roll(x: Tensor, dim: Dim | str, by: int, *, finite: bool = False) -> Tensor:
         )
         return loop.exchange(a, at, dim, pieces, size)
 
-    how = {"in_order": (dim,), "linear": True, "fill": None}
-    return apply_op("roll", local, (x,), loop=x.dims, out=x.dims, **how)
+    return apply_alike("roll", local, x, in_order=(dim,), linear=True, fill=None)
 
 
 def _permuted(a, by: int):
@@ -103,7 +94,7 @@ def _permuted(a, by: int):
 @op(
     computes="its own elements of the result; fetches those that it lacks",
     moves=("ppermute",),
-    example=_moved(lambda flip, x, a, by: flip(x, a)),
+    example=along_a(),
     result="same",
 )
 def flip(x: Tensor, dim: Dim | str) -> Tensor:
@@ -116,5 +107,4 @@ def flip(x: Tensor, dim: Dim | str) -> Tensor:
         starts = [dim.size - (j + 1) * size for j in range(loop.parts(dim))]
         return jnp.flip(loop.fetch(a, at, dim, starts, size), at)
 
-    how = {"in_order": (dim,), "linear": True, "fill": None}
-    return apply_op("flip", local, (x,), loop=x.dims, out=x.dims, **how)
+    return apply_alike("flip", local, x, in_order=(dim,), linear=True, fill=None)

@@ -20,24 +20,21 @@ from meshdsl.errors import MeshDSLError, is_whole, quote, whole_number
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op, apply_op_many
 from meshdsl.lowering.nest import Nest
+from meshdsl.ops.arrays import in_order
 from meshdsl.ops.comparison import bounds
 from meshdsl.ops.declare import Case, Draw, along_a, op
 from meshdsl.splits import windows
 from meshdsl.tensor import Tensor, is_tensor, is_value
 
 
-def _slice_example(slice: Callable, draw: Draw) -> Case:
-    a, b = draw.dims("a", "b")
-    start = draw.integer(0, a.size)
-    new = Dim("v", draw.integer(0, a.size - start))
-    return Case(lambda x: slice(x, a, start, new), (draw.tensor(a, b),), (a,))
-
-
 @op(
     computes="its own elements of the result; fetches those that it lacks",
     moves=("ppermute",),
     mesh_tensorflow="SliceOperation; not along a split dim",
-    example=_slice_example,
+    example=along_a(
+        lambda slice, x, a, b, start, new: slice(x, a, start, new),
+        lambda draw, a: (n := draw.integer(0, a.size), Dim("v", draw.integer(0, a.size - n))),
+    ),
 )
 def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:
     """`size` elements of `x` along `dim`, from the index `start` on, which is known beforehand.
@@ -48,11 +45,9 @@ def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:
       MeshDSLError: the slice reaches beyond the dim.
     """
     dim = dim_algebra.find("slice", x.dims, dim)
-    new = (
-        size
-        if isinstance(size, Dim)
-        else Dim(dim.name, whole_number(f"slice: `size` along {dim}", size, 0))
-    )
+    new = size
+    if not isinstance(new, Dim):
+        new = Dim(dim.name, whole_number(f"slice: `size` along {dim}", size, 0))
     if start < 0 or start + new.size > dim.size:
         raise MeshDSLError(
             f"slice: elements {start} to {start + new.size} reach beyond {dim} of "
@@ -61,17 +56,14 @@ def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:
     return windowed("slice", x, dim, new, start)
 
 
-def _pad_example(pad: Callable, draw: Draw) -> Case:
-    a, b = draw.dims("a", "b")
-    before, after, value = draw.integer(0, 5), draw.integer(0, 9), draw.pick(1.5, 0)
-    return Case(lambda x: pad(x, a, before, after, value, out="v"), (draw.tensor(a, b),), (a,))
-
-
 @op(
     computes="its own elements of the result; fetches those that it lacks",
     moves=("ppermute",),
     mesh_tensorflow="PadOperation; not along a split dim, and only zeros",
-    example=_pad_example,
+    example=along_a(
+        lambda pad, x, a, b, *how: pad(x, a, *how, out="v"),
+        lambda draw, _: (draw.integer(0, 5), draw.integer(0, 9), draw.pick(1.5, 0)),
+    ),
 )
 def pad(
     x: Tensor,
@@ -161,18 +153,14 @@ def windowed(
     )
 
 
-def _split_example(split: Callable, draw: Draw) -> Case:
-    a, b = draw.dims("a", "b")
-    first = draw.integer(0, a.size)
-    parts = [Dim("v", first), Dim("w", a.size - first)]
-    return Case(lambda x: split(x, a, parts), (draw.tensor(a, b),), (a,))
-
-
 @op(
     computes="its own elements of the result; fetches those that it lacks",
     moves=("ppermute",),
     mesh_tensorflow="SplitOperation; not along a split dim",
-    example=_split_example,
+    example=along_a(
+        lambda split, x, a, b, n: split(x, a, [Dim("v", n), Dim("w", a.size - n)]),
+        lambda draw, a: (draw.integer(0, a.size),),
+    ),
 )
 def split(x: Tensor, dim: Dim | str, sizes: int | Sequence[int | Dim]) -> tuple[Tensor, ...]:
     """`x` cut along `dim`, into `sizes` equal parts or into parts of the given sizes (or Dims).
@@ -258,16 +246,14 @@ def concat(tensors: Sequence[Tensor], dim: Dim | str, *, out: Dim | str | None =
     others = [dim_algebra.without(t.dims, (d,)) for t, d in zip(tensors, along, strict=True)]
     rest = _same_dims("concat", tensors, others, f" in more than `{name}`")
     dims = dim_algebra.distinct(dim_algebra.replace(tensors[0].dims, along[0], (total,)), "concat")
-    orders = [
-        [t.dims.index(d if e == total else e) for e in dims]
-        for t, d in zip(tensors, along, strict=True)
-    ]
     at, joint = dims.index(total), Dim(name, count)
+    orders = [dim_algebra.replace(dims, total, (d,)) for d in along]
 
     def local(loop: DeviceLoop, *arrays):
-        joined = jnp.concatenate(
-            [jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)], at
-        )
+        alike = [
+            in_order(a, t.dims, order) for a, t, order in zip(arrays, tensors, orders, strict=True)
+        ]
+        joined = jnp.concatenate(alike, at)
         if not loop.axes(joint):
             return joined
         length, pieces, first, place = loop.size(total), [], 0, 0
@@ -319,10 +305,10 @@ def stack(tensors: Sequence[Tensor], dim: Dim | str) -> Tensor:
         raise MeshDSLError(f"stack: {new} for {len(tensors)} tensors")
     rest = _same_dims("stack", tensors, [t.dims for t in tensors])
     out = dim_algebra.distinct((new, *tensors[0].dims), "stack")
-    orders = [[t.dims.index(d) for d in out[1:]] for t in tensors]
 
     def local(_, *arrays):
-        return jnp.stack([jnp.transpose(a, o) for a, o in zip(arrays, orders, strict=True)])
+        alike = [in_order(a, t.dims, out[1:]) for a, t in zip(arrays, tensors, strict=True)]
+        return jnp.stack(alike)
 
     how = {"in_order": (), "linear": True, "fill": None}
     return apply_op("stack", local, tensors, loop=rest, out=out, **how)

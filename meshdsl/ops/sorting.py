@@ -1,8 +1,8 @@
-"""Ops that order the elements along a dim: sort, top_k, nth_largest, searchsorted and the like.
+"""Ops that put the elements along a dim in order: sort and argsort.
 
-All of them order elements alike: -0 equals 0, a NaN is larger than any number, and of equal
-elements the one with the lowest index comes first. So a result does not depend on how the dim is
-split, and neither does a gradient.
+They and those of `selection.py` order elements alike: -0 equals 0, a NaN is larger than any
+number, and of equal elements the one with the lowest index comes first. So a result does not depend
+on how the dim is split, and neither does a gradient.
 """
 
 from __future__ import annotations
@@ -17,26 +17,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl import dims as dim_algebra
-from meshdsl.dims import Dim, Dims
-from meshdsl.errors import MeshDSLError, quote
+from meshdsl.dims import Dim
 from meshdsl.lowering.device_loop import DeviceLoop
-from meshdsl.lowering.law import apply_op, apply_op_many
+from meshdsl.lowering.law import apply_op_many
 from meshdsl.lowering.nest import Nest
-from meshdsl.ops.comparison import (
-    bounds,
-    canonical,
-    check_real,
-    check_some,
-    computed_once,
-    from_key,
-    last,
-    share_ties,
-    to_key,
-)
+from meshdsl.ops.comparison import bounds, last
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
-
-_DIGIT = 4  # bits of a key that one turn of `_selected` finds
 
 
 def _sort_example(sort: Callable, draw: Draw) -> Case:
@@ -63,7 +50,7 @@ def sort(x: Tensor, dim: Dim | str, *, descending: bool = False) -> Tensor:
     by Batcher's network (Knuth, The Art of Computer Programming 3, 5.2.2, algorithm M): for up to
     2^m parts these are m(m + 1)/2 exchanges, each of the size of a part.
     """
-    return _sort("sort", x, dim, descending, (0,))[0]
+    return sort_wanted("sort", x, dim, descending, (0,))[0]
 
 
 @op(
@@ -78,179 +65,10 @@ def argsort(x: Tensor, dim: Dim | str, *, descending: bool = False) -> Tensor:
 
     Equal elements keep their order, also where `descending`.
     """
-    return _sort("argsort", x, dim, descending, (1,))[0]
+    return sort_wanted("argsort", x, dim, descending, (1,))[0]
 
 
-def _top_k_example(top_k: Callable, draw: Draw) -> Case:
-    a, b = draw.dims("a", "b")
-    k = Dim("v", draw.integer(0, a.size))
-    return Case(lambda x: top_k(x, a, k), (draw.tensor(a, b),), (a,))
-
-
-@op(
-    computes="the k largest of its part; the k largest of those of all parts, which are gathered",
-    moves=("all_gather",),
-    mesh_tensorflow="TopKOperation; the new dim may not be split",
-    example=_top_k_example,
-)
-def top_k(x: Tensor, dim: Dim | str, k: int | Dim) -> tuple[Tensor, Tensor]:
-    """The `k` largest elements of `x` along `dim`, largest first, and their indices (int32).
-
-    Where `dim` is split, each device finds the `k` largest of its part, and only these are
-    gathered.
-
-    Args:
-      k: how many; a Dim also names the results' dim.
-
-    Raises:
-      MeshDSLError: `dim` has fewer than `k` elements, or `x` is complex.
-    """
-    dim = dim_algebra.find("top_k", x.dims, dim)
-    check_real("top_k", x)
-    new = k if isinstance(k, Dim) else Dim(dim.name, k)
-    if new.size > dim.size:
-        raise MeshDSLError(
-            f"top_k: {new.size} elements along {dim} of {dim_algebra.show(x.dims)}, which has "
-            f"{dim.size}"
-        )
-    if new == dim:
-        values, indices = _sort("top_k", x, dim, True, (0, 1))
-        return values, indices
-    at = x.dims.index(dim)
-    out = dim_algebra.distinct(dim_algebra.replace(x.dims, dim, (new,)), "top_k")
-
-    def local(loop: DeviceLoop, a):
-        a = jnp.moveaxis(a, at, -1)
-        if new.size >= loop.size(dim):  # every element is a candidate, and known by its position
-            values, indices = _top(_gathered(loop, a, dim), new.size)
-        else:
-            values, indices = _top(a, new.size)
-            if loop.axes(dim):
-                # Parts are gathered in the order of their indices, so ties stay in that order too.
-                indices = _gathered(loop, indices + loop.offset(dim), dim)
-                values, chosen = _top(_gathered(loop, values, dim), new.size)
-                indices = jnp.take_along_axis(indices, chosen, -1)
-        return jnp.moveaxis(values, -1, at), jnp.moveaxis(indices, -1, at)
-
-    nest = Nest(x.dims, (out, out), in_order=(dim,), sums=False)
-    values, indices = apply_op_many("top_k", local, (x,), nest, fill=bounds(x.dtype)[0])
-    return values, indices
-
-
-def _top(a, k: int):
-    """The `k` largest (or all that there are) along the last dimension, and their positions."""
-    _, chosen = lax.top_k(canonical(lax.stop_gradient(a)), min(k, a.shape[-1]))
-    return jnp.take_along_axis(a, chosen, -1), chosen
-
-
-def _gathered(loop: DeviceLoop, a, dim: Dim):
-    """`a` of every device along which `dim` is split, one after the other in the last dimension."""
-    parts = jnp.moveaxis(loop.gather(a, dim), 0, -2)
-    return lax.collapse(parts, parts.ndim - 2)
-
-
-def _nth_example(nth: Callable, draw: Draw) -> Case:
-    a, b = draw.dims("a", "b")
-    n = draw.integer(1, max(1, a.size))
-    return Case(lambda x: nth(x, a, n), (draw.tensor(a, b),), (a,))
-
-
-@op(
-    computes="the largest of its part; or, where those are many, how many elements of its part "
-    "are above bounds, which close in",
-    moves=("all_gather", "psum"),
-    mesh_tensorflow="TopKOperation; gathers n elements of each part",
-    example=_nth_example,
-    result="removes",
-)
-def nth_largest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
-    """The `n`th largest element along `dim`; the first is the maximum.
-
-    Elements equal to it share the gradient. Where `dim` is split, either the `n` largest elements
-    of each part are gathered, or the result is found digit by digit: devices count how many
-    elements are at least as large as each of a few candidates. Of the two, the one that moves
-    less is taken.
-
-    Raises:
-      MeshDSLError: `dim` has fewer than `n` elements, or `x` is complex.
-    """
-    return _nth("nth_largest", x, dim, n, largest=True)
-
-
-@op(
-    computes="the largest of its part; or, where those are many, how many elements of its part "
-    "are above bounds, which close in",
-    moves=("all_gather", "psum"),
-    mesh_tensorflow="TopKOperation; gathers n elements of each part",
-    example=_nth_example,
-    result="removes",
-)
-def nth_smallest(x: Tensor, dim: Dim | str, n: int) -> Tensor:
-    """The `n`th smallest element along `dim`; otherwise as `nth_largest`."""
-    return _nth("nth_smallest", x, dim, n, largest=False)
-
-
-def _nth(name: str, x: Tensor, dim: Dim | str, n: int, *, largest: bool) -> Tensor:
-    dim = dim_algebra.find(name, x.dims, dim)
-    check_some(name, x, (dim,))
-    if not hasattr(n, "__index__") or not 1 <= n <= dim.size:
-        raise MeshDSLError(
-            f"{name}: no element number {quote(n)} along {dim} of {dim_algebra.show(x.dims)}; they "
-            f"count from 1 to {dim.size}"
-        )
-    check_real(name, x)
-    n = n if largest else dim.size + 1 - n
-    at = x.dims.index(dim)
-    out = dim_algebra.without(x.dims, (dim,))
-    local = lambda loop, a: _nth_of(loop, dim, n, jnp.moveaxis(a, at, -1))
-    how = {"in_order": (dim,), "sums": False, "fill": bounds(x.dtype)[0]}
-    return apply_op(name, local, (x,), loop=x.dims, out=out, **how)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _nth_of(loop: DeviceLoop, dim: Dim, n: int, a):
-    """The `n`th largest element along the last dimension, which is this device's part of `dim`."""
-    if not loop.axes(dim):
-        return lax.sort(a)[..., a.shape[-1] - n]
-    key = to_key(a)
-    gathered = min(n, loop.size(dim)) * loop.parts(dim)
-    counted = (2**_DIGIT - 1) * key.dtype.itemsize * 8 // _DIGIT
-    if gathered <= counted:
-        return _top(_gathered(loop, _top(a, n)[0], dim), n)[0][..., -1]
-    return from_key(_selected(loop, key, dim, n), a.dtype)
-
-
-@_nth_of.defjvp
-def _nth_of_jvp(loop, dim, n, primals, tangents):
-    a = computed_once(primals[0])
-    nth = _nth_of(loop, dim, n, a)
-    return nth, share_ties(loop, (dim,), (a.ndim - 1,), a, nth, tangents[0])
-
-
-def _selected(loop: DeviceLoop, key, dim: Dim, n: int):
-    """The `n`th largest of integers along their last dimension, which is a part of `dim`.
-
-    By radix selection: each turn finds some bits of the result, the highest first.
-    """
-    dtype = jnp.dtype(f"uint{key.dtype.itemsize * 8}")
-    bits = dtype.itemsize * 8
-    flip = (
-        jnp.array(1 << (bits - 1), dtype)
-        if jnp.issubdtype(key.dtype, jnp.signedinteger)
-        else jnp.array(0, dtype)
-    )
-    unsigned = lax.bitcast_convert_type(key, dtype) ^ flip
-    found = jnp.zeros(key.shape[:-1], dtype)
-    for shift in range(bits - _DIGIT, -1, -_DIGIT):
-        candidates = found[..., None] | (jnp.arange(1, 2**_DIGIT, dtype=dtype) << shift)
-        above = jnp.sum(unsigned[..., None, :] >= candidates[..., None], -1, dtype=jnp.int32)
-        # The counts fall as the candidates rise, so the number of those that suffice is the digit.
-        digit = jnp.sum(loop.psum(above, dim) >= n, -1).astype(dtype)
-        found = found | (digit << shift)
-    return lax.bitcast_convert_type(found ^ flip, key.dtype)
-
-
-def _sort(
+def sort_wanted(
     name: str, x: Tensor, dim: Dim | str, descending: bool, wanted: tuple[int, ...]
 ) -> tuple[Tensor, ...]:
     """An op that sorts; `wanted` are its results: 0 the elements in order, 1 their indices."""
@@ -259,11 +77,10 @@ def _sort(
 
     def local(loop: DeviceLoop, a):
         a = jnp.moveaxis(a, at, -1)
-        result = (
-            (_values(loop, dim, descending, a),)
-            if wanted == (0,)
-            else _sorted(loop, dim, descending, wanted, a)
-        )
+        if wanted == (0,):
+            result = [_values(loop, dim, descending, a)]
+        else:
+            result = _sorted(loop, dim, descending, wanted, a)
         return [jnp.moveaxis(b, -1, at) for b in result]
 
     nest = Nest(x.dims, (x.dims,) * len(wanted), in_order=(dim,))
@@ -400,73 +217,3 @@ def _merge_partners(parts: int) -> list[list[int]]:
                         partners[i], partners[i + gap] = i + gap, i
             exchanges.append(partners)
     return exchanges
-
-
-def _searchsorted_example(searchsorted: Callable, draw: Draw) -> Case:
-    a, b, c = draw.dims("a", "b", "c")
-    side = draw.pick("left", "right")
-    ordered = sort(draw.tensor(a, b, low=0.0), a)  # as whole numbers of any dtype it is sorted too
-    operands = ordered, draw.tensor(*draw.pick((b, c), (c,)))
-    return Case(lambda x, values: searchsorted(x, values, a, side=side), operands, (a,))
-
-
-@op(
-    computes="how many elements of its part come before a value",
-    example=_searchsorted_example,
-    gradients=False,
-)
-def searchsorted(ordered: Tensor, values: Tensor, dim: Dim | str, *, side: str = "left") -> Tensor:
-    """How many elements of `ordered`, which is sorted along `dim`, come before each of `values`.
-
-    The counts are int32. Dims that the two share are taken together. Where `dim` is split, each
-    device counts in its part, and the counts are summed.
-
-    Args:
-      side: "left" counts the elements below a value, "right" also those equal to it. A NaN is above
-        every number.
-
-    Raises:
-      MeshDSLError: `values` have `dim` themselves, or `side` is neither.
-    """
-    dim = dim_algebra.find("searchsorted", ordered.dims, dim)
-    if side not in ("left", "right"):
-        raise MeshDSLError(f"searchsorted: side is 'left' or 'right', not {quote(side)}")
-    if dim in values.dims:
-        raise MeshDSLError(
-            f"searchsorted: the values {dim_algebra.show(values.dims)} have the dim {dim} that is "
-            "searched; rename it"
-        )
-    every = dim_algebra.union("searchsorted", [ordered.dims, values.dims])
-    shared = tuple(d for d in values.dims if d in ordered.dims)
-    rows = dim_algebra.without(ordered.dims, (*shared, dim))
-    wanted = dim_algebra.without(values.dims, shared)
-
-    def local(loop: DeviceLoop, table, v):
-        table = jnp.transpose(table, _order(ordered.dims, (*shared, *rows, dim)))
-        v = jnp.transpose(v, _order(values.dims, (*shared, *wanted)))
-        real = jnp.clip(dim.size - loop.offset(dim), 0, loop.size(dim))  # elements, not padding
-
-        def search(row, v):
-            return jnp.minimum(jnp.searchsorted(row, v, side=side), real).astype(jnp.int32)
-
-        for _ in rows:
-            search = jax.vmap(search, (0, None))
-        for _ in shared:
-            search = jax.vmap(search)
-        return search(table, v)
-
-    fill = (last(ordered.dtype), None)
-    return apply_op(
-        "searchsorted",
-        local,
-        (ordered, values),
-        loop=every,
-        out=(*shared, *rows, *wanted),
-        in_order=(dim,),
-        fill=fill,
-    )
-
-
-def _order(dims: Dims, target: Dims) -> tuple[int, ...]:
-    """The positions that the dims of `target` have in `dims`."""
-    return tuple(dims.index(d) for d in target)

@@ -12,6 +12,7 @@ from jax.extend.random import threefry_2x32
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.ops.arrays import laid_along
 from meshdsl.tensor import Tensor
 
 
@@ -55,9 +56,7 @@ def bits(loop: DeviceLoop, key, dims: Dims) -> jax.Array:
     high, low = jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32)
     stride = 1
     for i in reversed(range(len(dims))):
-        index = loop.indices(dims[i], jnp.uint32).reshape(
-            [-1 if j == i else 1 for j in range(len(dims))]
-        )
+        index = laid_along(loop.indices(dims[i], jnp.uint32), i, len(dims))
         up, down = product64(index, stride, dims[i].size)
         low = low + down
         high = high + up + (low < down)

@@ -12,6 +12,8 @@ from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
+from meshdsl.ops.arrays import in_order, laid_along
+from meshdsl.ops.component import apply_alike
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.ops.reshape import rename
 from meshdsl.tensor import Tensor
@@ -56,7 +58,7 @@ def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: str | Dim) -> Tensor:
     dim_algebra.distinct((*rest, new), "diagonal")
 
     def local(loop: DeviceLoop, array):
-        array = jnp.transpose(array, [x.dims.index(d) for d in (*rest, along, across)])
+        array = in_order(array, x.dims, (*rest, along, across))
         at = loop.indices(along) - loop.offset(across)
         here = (at >= 0) & (at < loop.size(across))
         found = array[..., jnp.arange(loop.size(along)), jnp.where(here, at, 0)]
@@ -73,23 +75,21 @@ def _triangle_example(triangle: Callable, draw: Draw) -> Case:
     return Case(lambda x: triangle(x, a, b, k), (draw.tensor(a, b),), (a, b))
 
 
-@op(
+_declare_triangle = op(
     computes="its part, by the indices that it has",
     mesh_tensorflow="RangeOperation and BinaryOpWithBroadcasting",
     example=_triangle_example,
     result="same",
 )
+
+
+@_declare_triangle
 def tril(x: Tensor, row: Dim | str, col: Dim | str, k: int = 0) -> Tensor:
     """`x` with zeros where the index along `col` is more than `k` beyond that along `row`."""
     return _triangle("tril", x, row, col, lambda i, j: j <= i + k)
 
 
-@op(
-    computes="its part, by the indices that it has",
-    mesh_tensorflow="RangeOperation and BinaryOpWithBroadcasting",
-    example=_triangle_example,
-    result="same",
-)
+@_declare_triangle
 def triu(x: Tensor, row: Dim | str, col: Dim | str, k: int = 0) -> Tensor:
     """`x` with zeros where the index along `col` is less than `k` beyond that along `row`."""
     return _triangle("triu", x, row, col, lambda i, j: j >= i + k)
@@ -100,10 +100,10 @@ def _triangle(name: str, x: Tensor, row: Dim | str, col: Dim | str, keeps: Calla
     row, col = _matrix(name, x, row, col)
 
     def local(loop: DeviceLoop, array):
-        i, j = (loop.indices(d).reshape([-1 if e == d else 1 for e in x.dims]) for d in (row, col))
+        i, j = (laid_along(loop.indices(d), x.dims.index(d), len(x.dims)) for d in (row, col))
         return jnp.where(keeps(i, j), array, jnp.zeros((), array.dtype))
 
-    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, in_order=(), linear=True, fill=None)
+    return apply_alike(name, local, x, in_order=(), linear=True, fill=None)
 
 
 def _matrix(name: str, x: Tensor, a: Dim | str, b: Dim | str) -> tuple[Dim, Dim]:

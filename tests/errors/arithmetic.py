@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
-from meshdsl.ops import attention_kernels
+from meshdsl.ops.attention import kernels
 from tests.errors.common import EMPTY, IDS, IMAGE, A, B, C, T, W, X, Y, lowered, under
 from tests.helpers import data, dims, integers, weight
 
@@ -25,7 +25,7 @@ def cudnn_of_another_jax():
     )
     with (
         mock.patch.object(jax.nn, "dot_product_attention", lambda q, k, v, **_: 2 * q),
-        mock.patch.object(attention_kernels, "_has_cudnn", return_value=True),
+        mock.patch.object(kernels, "_has_cudnn", return_value=True),
     ):
         md.attention(query, key, key, implementation="cudnn")
 

@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering.law import apply_op
-from meshdsl.ops import attention
+from meshdsl.ops.attention import attention
 from tests.helpers import assert_same, data, dims, every, integers, layout, weight
 
 BATCH, LENGTH, HEADS, VOCAB, D = dims(batch=2, length=16, heads=4, vocab=6, d=4)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.ops import attention_kernels
+from meshdsl.ops.attention import kernels
 from tests.helpers import assert_equal, assert_same, layout
 from tests.ops.attention_operands import blocks_and, operands
 
@@ -24,7 +24,7 @@ def cudnn(monkeypatch):
         return _like_cudnn(tuple(how.items()), q, k, v, lengths)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", function)
-    monkeypatch.setattr(attention_kernels, "_has_cudnn", lambda place: True)
+    monkeypatch.setattr(kernels, "_has_cudnn", lambda place: True)
     return asked
 
 

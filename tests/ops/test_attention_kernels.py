@@ -8,7 +8,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.mesh import abstract_mesh
-from meshdsl.ops import attention_kernels
+from meshdsl.ops.attention import kernels
 from meshdsl.predict.explain import explain
 from meshdsl.predict.kernels.kernel_graph import kernel_graph
 from meshdsl.predict.time.model_flops import counted_flops
@@ -22,12 +22,12 @@ from tests.ops.attention_operands import BATCH, GROUP, HEADS, beside, operands
 def test_what_a_run_of_queries_sees_of_a_run_of_keys(rows, columns):
     """The share that counts, and no distance where all or none of it does."""
     for causal, window in ((False, None), (True, None), (False, 3), (True, 3), (True, 9)):
-        options = attention_kernels.Options(1, causal, window, None, 1.0)
+        options = kernels.Options(1, causal, window, None, 1.0)
         for far in range(-15, 16):
             away = far + np.arange(rows)[:, None] - np.arange(columns)
             visible = (away >= 0) | (not causal)
             visible = visible & ((abs(away) < window) if window else True)
-            share, known = attention_kernels.seen_of(options, rows, columns, far)
+            share, known = kernels.seen_of(options, rows, columns, far)
             square = causal and not window and not far and rows == columns
             assert share == pytest.approx(0.5 if square else visible.mean())
             assert known == (None if visible.all() or not visible.any() else far)

@@ -5,16 +5,16 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.ops import attention_pallas, attention_parts
-from meshdsl.ops.attention_blocks import Options, Sides
-from meshdsl.ops.attention_kernels import Place, Runs
+from meshdsl.ops.attention import parts
+from meshdsl.ops.attention.blocks import Options, Sides
+from meshdsl.ops.attention.kernels import Place, Runs, kernel_of
 from tests.helpers import assert_equal, assert_same, layout, only, with_gradients
 from tests.ops.attention_operands import RING, beside, blocks_and, operands
 
 # For each case what it asks for, and the sizes.
 CASES = {
     "plain": ({}, {}),
-    "causal segments": ({"causal": True, "segments": True}, {"rows": 300, "columns": 300}),
+    "causal segments": ({"causal": True, "segments": True}, {}),
     "window": ({"window": 77}, {"rows": 256, "columns": 300, "features": 80}),
     "causal window": ({"causal": True, "window": 100}, {"rows": 300, "columns": 300}),
     "soft cap": ({"causal": True, "softcap": 1.5, "segments": True}, {}),
@@ -42,8 +42,8 @@ LAYOUTS = {
 @pytest.mark.parametrize("under", only(["ring"], LAYOUTS))
 def test_pallas_is_the_same_under_every_layout(under):
     """Parts of the keys and of the queries are uneven, and a part may see nothing of another."""
-    args = operands(rows=75, columns=75, features=16)
-    how = {"segments": beside("segments", *args[:2]), "causal": True, "window": 60}
+    args = operands(rows=45, columns=45, features=16)
+    how = {"segments": beside("segments", *args[:2]), "causal": True, "window": 30}
     fn = lambda q, k, v: md.attention(q, k, v, implementation="pallas", **how)
     program, _ = assert_same(fn, *args, layout=LAYOUTS[under])
     assert [op.kernel for op in program.ops if op.name == "attention"] == ["pallas"]
@@ -63,12 +63,12 @@ def test_the_kernels_are_programs_for_a_gpu():
     options = Options(shared=2, causal=True, window=50, softcap=3.0, scale=0.1)
     runs = Runs(((0,),), 256)
     place = Place(None, 1, False, True, "gpu", False, True, runs, runs, False)
-    way = attention_parts.whole(options)._replace(kernel=attention_pallas.kernel(options, place))
+    way = parts.whole(options)._replace(kernel=kernel_of("pallas", options, place))
     positions = jnp.arange(256)
     sides = Sides(*(positions.reshape(shape) for shape in ((1, 1, 1, -1, 1), (1, 1, 1, 1, -1)) * 2))
 
     def loss(q, k, v):
-        return attention_parts.attend(way, q, k, v, sides).sum()
+        return parts.attend(way, q, k, v, sides).sum()
 
     args = [t.array for t in operands(rows=256, columns=256, features=80, dtype=jnp.bfloat16)]
     traced = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(*args)

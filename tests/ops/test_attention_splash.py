@@ -25,41 +25,44 @@ SPLASH = {
 @pytest.mark.parametrize("name", only(["causal window", "segments"], SPLASH))
 def test_splash_equals_blocks(name):
     """Interpreted, with a head_dim of less than a lane and with several blocks of keys."""
-    args = operands(rows=256, columns=640, features=64)
+    args = operands(rows=128, columns=640, features=64)
     expected, found = blocks_and("splash", SPLASH[name], *args)
     assert_equal(found, expected, tolerance=2e-5)
 
 
-@pytest.mark.parametrize("name", only(["causal window"], SPLASH))
-def test_splash_takes_lengths_that_are_no_multiples_of_a_block(name):
+def test_splash_takes_lengths_that_are_no_multiples_of_a_block():
     args = operands(rows=150, columns=200, features=32)
-    expected, found = blocks_and("splash", SPLASH[name], *args)
+    expected, found = blocks_and("splash", SPLASH["causal window"], *args)
     assert_equal(found, expected, tolerance=2e-5)
+
+
+def assert_as_blocks(args, numbers, under):
+    """Splash under a layout gives what blocks give on one device."""
+    how = dict(numbers)
+    if how.pop("segments", False):
+        how["segments"] = beside("segments", *args[:2])
+    fn = lambda name: lambda q, k, v: md.attention(q, k, v, implementation=name, **how)
+    reference = jax.jit(with_gradients(fn("blocks"), args))(*args)
+    how_close = {"reference": reference, "tolerance": 2e-5}
+    program, _ = assert_same(fn("splash"), *args, layout=under, **how_close)
+    assert [op.kernel for op in program.ops if op.name == "attention"] == ["splash"]
 
 
 UNEVEN = {
     "ring": layout("queries -> y", RING, mesh={"y": 2}, uneven="pad"),
     "memory": layout("memory -> y", mesh={"y": 2}, uneven="pad"),
-    "queries and memory": layout(
-        "queries -> x", "memory -> y", mesh={"x": 2, "y": 2}, uneven="pad"
-    ),
+    "both": layout("queries -> x", "memory -> y", mesh={"x": 2, "y": 2}, uneven="pad"),
     "queries": layout("queries -> x", mesh={"x": 3}, uneven="pad"),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain", "causal window", "segments"])
-@pytest.mark.parametrize("under", UNEVEN)
+@pytest.mark.parametrize("name, under", zip(list(SPLASH)[1:], UNEVEN, strict=True))
 def test_splash_takes_uneven_parts(name, under):
     """Two parts of 300 and 299, or three of 128, 128 and 127."""
     length = 383 if under == "queries" else 599
     args = operands(rows=length, columns=length, features=32)
-    how = dict(SPLASH[name])
-    if how.pop("segments", False):
-        how["segments"] = beside("segments", *args[:2])
-    fn = lambda name: lambda q, k, v: md.attention(q, k, v, implementation=name, **how)
-    reference = jax.jit(with_gradients(fn("blocks"), args))(*args)
-    assert_same(fn("splash"), *args, layout=UNEVEN[under], reference=reference, tolerance=2e-5)
+    assert_as_blocks(args, SPLASH[name], UNEVEN[under])
 
 
 def test_queries_that_see_no_key_find_nothing_by_splash_too():
@@ -94,31 +97,28 @@ BY_COLUMNS = {
 }
 
 
-def splash_by_blocks_of_128_keys(name, monkeypatch):
-    """The function, its arguments, and those of attention, for a case of `BY_COLUMNS`."""
-    monkeypatch.setattr("meshdsl.ops.attention_splash.BACKWARD_COLUMNS", 128)
-    rows, columns, how = BY_COLUMNS[name]
-    fn = lambda q, k, v: md.attention(q, k, v, implementation="splash", **how)
-    return fn, operands(rows=rows, columns=columns, features=32), how
+@pytest.fixture
+def blocks_of_128_keys(monkeypatch):
+    monkeypatch.setattr("meshdsl.ops.attention.splash.BACKWARD_COLUMNS", 128)
 
 
-@pytest.mark.parametrize("name", BY_COLUMNS)
-def test_parts_of_the_queries_may_see_nothing_of_a_block_of_keys(name, monkeypatch):
+@pytest.mark.usefixtures("blocks_of_128_keys")
+@pytest.mark.parametrize("rows, columns, how", BY_COLUMNS.values(), ids=BY_COLUMNS)
+def test_parts_of_the_queries_may_see_nothing_of_a_block_of_keys(rows, columns, how):
     """The kernels of a causal mask and of a window can be made for every block of the keys."""
-    fn, args, _ = splash_by_blocks_of_128_keys(name, monkeypatch)
+    fn = lambda q, k, v: md.attention(q, k, v, implementation="splash", **how)
+    args = operands(rows=rows, columns=columns, features=32)
     under = layout("queries -> x", mesh={"x": 2})
     program = md.lower(with_gradients(fn, args), under).program(*args)
     assert "splash" in [op.kernel for op in program.ops]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BY_COLUMNS)
-def test_splash_by_blocks_of_keys_equals_blocks(name, monkeypatch):
-    fn, args, how = splash_by_blocks_of_128_keys(name, monkeypatch)
-    blocks = lambda q, k, v: md.attention(q, k, v, implementation="blocks", **how)
-    reference = jax.jit(with_gradients(blocks, args))(*args)
-    under = layout("queries -> x", mesh={"x": 2})
-    assert_same(fn, *args, layout=under, reference=reference, tolerance=2e-5)
+@pytest.mark.usefixtures("blocks_of_128_keys")
+@pytest.mark.parametrize("rows, columns, how", BY_COLUMNS.values(), ids=BY_COLUMNS)
+def test_splash_by_blocks_of_keys_equals_blocks(rows, columns, how):
+    args = operands(rows=rows, columns=columns, features=32)
+    assert_as_blocks(args, how, layout("queries -> x", mesh={"x": 2}))
 
 
 IN_PARTS = {
@@ -131,18 +131,12 @@ IN_PARTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("under", IN_PARTS)
-@pytest.mark.parametrize("name", SPLASH)
+@pytest.mark.parametrize(
+    "name, under", [*zip(SPLASH, IN_PARTS, strict=True), ("segments", "ring of 4")]
+)
 def test_splash_in_parts_equals_blocks(name, under):
     args = operands(rows=1024, columns=1024, features=64)
-    how = dict(SPLASH[name])
-    if how.pop("segments", False):
-        how["segments"] = beside("segments", *args[:2])
-    fn = lambda name: lambda q, k, v: md.attention(q, k, v, implementation=name, **how)
-    reference = jax.jit(with_gradients(fn("blocks"), args))(*args)
-    how_close = {"reference": reference, "tolerance": 2e-5}
-    program, _ = assert_same(fn("splash"), *args, layout=IN_PARTS[under], **how_close)
-    assert [op.kernel for op in program.ops if op.name == "attention"] == ["splash"]
+    assert_as_blocks(args, SPLASH[name], IN_PARTS[under])
 
 
 def test_with_its_save_point_kept_splash_does_not_run_forward_again():

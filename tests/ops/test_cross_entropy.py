@@ -54,9 +54,6 @@ def test_it_is_what_all_logits_give(chunk, how):
 
 
 LAYOUTS = {
-    "data": (EVEN, layout("batch -> x", mesh={"x": 8})),
-    "fsdp": (EVEN, layout("batch -> x", mesh={"x": 4}, parameters=["d_model -> x"])),
-    "vocabulary": (EVEN, layout("batch -> x", "vocab -> y", mesh={"x": 2, "y": 4})),
     "sequence": (
         EVEN,
         layout(
@@ -75,11 +72,10 @@ LAYOUTS = {
         UNEVEN,
         layout("batch -> x", "vocab -> y", "length? -> y", mesh={"x": 2, "y": 4}, uneven="pad"),
     ),
-    "mostly padding": (UNEVEN, layout("vocab -> y", mesh={"y": 8}, uneven="pad")),
 }
 
 
-@every(LAYOUTS, "data", "split features")
+@every(LAYOUTS, "split features")
 def test_it_is_the_same_under_every_layout(sizes, rules):
     fn = lambda x, w, t, b: md.cross_entropy(x, w, t, bias=b, chunk=2)
     program, _ = assert_same(fn, *operands(sizes), layout=rules)

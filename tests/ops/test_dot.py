@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from tests.helpers import assert_same, collectives, data, dims, distance, every, layout, weight
+from tests.helpers import assert_same, data, dims, distance, every, layout, weight
 
 A, B, C, D, E = dims(a=4, b=8, c=2, d=8, e=4)
 X = data(A, B, C)
@@ -18,8 +18,6 @@ CASES = {
 }
 LAYOUTS = {
     "contracted": layout("b -> m", mesh={"m": 4}),
-    "made": layout("d -> m", "b -> m", mesh={"m": 4}),
-    "scattered": layout("b -> m", "d -> m", "a -> n", mesh={"n": 2, "m": 4}),
     "everything": layout("a -> m", "b -> n", "e -> r", "c -> r", mesh={"r": 2, "n": 2, "m": 2}),
 }
 
@@ -31,7 +29,7 @@ def test_dot_contracts_the_ins_of_its_weight(formula, w, out):
     assert distance(made.array, jnp.einsum(formula, X.array, w.array)) < 1e-6
 
 
-@every(LAYOUTS, "scattered")
+@every(LAYOUTS)
 def test_dot_is_the_same_lowered(rules):
     weights = [w for _, w, _ in CASES.values()]
     assert_same(lambda x, weights: [md.dot(x, w) for w in weights], X, weights, layout=rules)
@@ -50,12 +48,3 @@ def test_a_weight_is_used_in_the_dtype_of_what_it_multiplies():
 def test_dot_is_recorded_as_the_einsum_that_it_is():
     program = md.lower(md.dot, LAYOUTS["contracted"]).program(X, weight(B, D, ins=B))
     assert [op.name for op in program.ops] == ["einsum", "settle"]
-
-
-def test_a_weight_at_rest_is_gathered_once_and_its_gradient_scattered_once():
-    rules = layout("a -> p", mesh={"p": 4}, parameters=["b -> p"])
-    fn = lambda x, w: md.sum(md.dot(x, w))
-    found = collectives(
-        md.value_and_grad(lambda w, x: fn(x, w)), CASES["a matrix"][1], X, layout=rules
-    )
-    assert found["all_gather", ("p",)] == found["psum_scatter", ("p",)] == 1

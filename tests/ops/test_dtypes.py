@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from tests.helpers import assert_same, collectives, data, dims, layout
+from tests.helpers import assert_same, dims, layout
 
 A, B, C = dims(a=4, b=8, c=8)
 RANDOM = np.random.default_rng(0)
@@ -59,14 +59,6 @@ def test_sums_that_wait_are_taken_before_what_is_not_linear_in_them(dtype):
     assert_same(run, x, y, layout=SPLIT["contracted"])
 
 
-def test_what_is_looked_up_in_bools_is_bool():
-    x, ids = numbers(A, B, dtype=bool), numbers(C, dtype=np.int8)
-    run = lambda x, ids: [md.take(x, ids, B), md.diagonal(x, A, B, md.Dim("v", 4))]
-    assert_same(run, x, ids, layout=SPLIT["contracted"])
-    assert [t.dtype for t in run(x, ids)] == [bool, bool]
-    assert set(collectives(run, x, ids, layout=SPLIT["contracted"])) == {("psum", ("m",))}
-
-
 ORDERED = {
     "max": (md.max, jnp.max),
     "min": (md.min, jnp.min),
@@ -92,24 +84,6 @@ def test_ops_on_complex_numbers_are_those_of_jax():
         for name, (ours, theirs) in ORDERED.items():
             found, expected = ours(z, B).array, theirs(z.array, 1)
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-5, err_msg=name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [4, 3])
-def test_complex_numbers_are_the_same_where_their_dim_is_split(devices):
-    rules = layout("b, a -> m", mesh={"m": devices}, uneven="pad")
-    run = lambda z: {name: ours(z, B) for name, (ours, _) in ORDERED.items()}
-    assert_same(run, Z, layout=rules, tolerance=2e-5)
-    ties = lambda z: [md.max(z, B), md.min(z, B), md.sort(z, B, descending=True)]
-    assert_same(ties, TIED, layout=rules)
-
-
-def test_complex_numbers_are_scattered_by_several_devices():
-    hows = ("add", "max", "min", "set")
-    run = lambda x, u: [md.scatter(x, md.iota(C) % 3, u, A, how=how) for how in hows]
-    updates = md.rename(TIED, {A: "d", B: "c"})
-    x = md.cast(data(A, updates.dim("d")), jnp.complex64)
-    assert_same(run, x, updates, layout=layout("c -> m", mesh={"m": 4}))
 
 
 def test_a_nan_is_above_every_complex_number():

@@ -43,40 +43,33 @@ def mixed(h, w):
     return md.rename(md.einsum(h, w, out=(A, E)), E, B)
 
 
-WHILES = {
-    "a split carry": lambda x, w: while_loop(small, lambda h: h * 1.5, x),
-    "a pending carry": lambda x, w: while_loop(
-        lambda h: md.max(h) < 9.0, lambda h: h + md.sum(x, A), md.sum(x, A)
-    ),
-    "a parameter closed over": lambda x, w: while_loop(small, lambda h: h + mixed(h, w), x),
-    "a parameter carried": lambda x, w: while_loop(small, lambda h: h * 1.5, w),
-    "a tree": lambda x, w: while_loop(
-        lambda c: c["n"] < 3,
-        lambda c: {"n": c["n"] + 1, "h": md.transpose(md.sin(c["h"]), (B, A)), "i": c["i"] * 2},
-        {"n": md.tensor(0, ()), "h": x, "i": jnp.int32(1)},
-    ),
-    "only closed over": lambda x, w: while_loop(
-        lambda n: n < md.sum(md.abs(x)), lambda n: n + md.max(x), md.tensor(1.0, ())
-    ),
-    "a condition on constants": lambda x, w: while_loop(
-        lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + md.max(x, A)), (md.tensor(0, ()), ROW)
-    ),
-    "nested": lambda x, w: while_loop(
-        small, lambda h: while_loop(lambda g: md.max(g) < md.max(h) + 1.0, lambda g: g * 2.0, h), x
-    ),
-    "never": lambda x, w: while_loop(lambda h: md.any(h > 5.0), lambda h: h + 1.0, x),
-}
+def whiles(x, w):
+    tree = lambda c: {"n": c["n"] + 1, "h": md.transpose(md.sin(c["h"]), (B, A)), "i": c["i"] * 2}
+    inner = lambda h: while_loop(lambda g: md.max(g) < md.max(h) + 1.0, lambda g: g * 2.0, h)
+    one, none = md.tensor(1.0, ()), md.tensor(0, ())
+    counted = lambda c: (c[0] + 1, c[1] + md.max(x, A))
+    return {
+        "a split carry": while_loop(small, lambda h: h * 1.5, x),
+        "a pending carry": while_loop(
+            lambda h: md.max(h) < 9.0, lambda h: h + md.sum(x, A), md.sum(x, A)
+        ),
+        "a parameter closed over": while_loop(small, lambda h: h + mixed(h, w), x),
+        "a parameter carried": while_loop(small, lambda h: h * 1.5, w),
+        "a tree": while_loop(lambda c: c["n"] < 3, tree, {"n": none, "h": x, "i": jnp.int32(1)}),
+        "only closed over": while_loop(
+            lambda n: n < md.sum(md.abs(x)), lambda n: n + md.max(x), one
+        ),
+        "a condition on constants": while_loop(lambda c: c[0] < 3, counted, (none, ROW)),
+        "nested": while_loop(small, inner, x),
+        "never": while_loop(lambda h: md.any(h > 5.0), lambda h: h + 1.0, x),
+    }
 
 
 @RULES
 def test_while_loops_are_the_same_lowered(rules):
     def run(x, w):
         floats = lambda tree: [t for t in jax.tree.leaves(tree, is_leaf=is_tensor) if is_float(t)]
-        tangents = [
-            jvp(lambda x, w, fn=fn: floats(fn(x, w)), (x, w), (md.sin(x), w))[1]
-            for fn in WHILES.values()
-        ]
-        return {name: fn(x, w) for name, fn in WHILES.items()}, tangents
+        return whiles(x, w), jvp(lambda x, w: floats(whiles(x, w)), (x, w), (md.sin(x), w))[1]
 
     assert_same(run, X, MIX, layout=rules, dims=("t",), gradients=False)
 
@@ -101,30 +94,26 @@ def test_a_gradient_flows_past_a_while_loop():
     assert_same(run, X, MIX, layout=LAYOUTS["data"], dims=("t",))
 
 
-SWITCHES = {
-    "pending": lambda i, x, w: switch(
-        i, [lambda x: md.sum(x, A), lambda x: md.max(x, A), lambda x: md.mean(x, A)], x
-    ),
-    "dims lie otherwise": lambda i, x, w: switch(
-        i, [md.tanh, lambda x: md.transpose(x, (B, A))], x
-    ),
-    "a parameter": lambda i, x, w: switch(
-        i - 1, [lambda x: mixed(x, w), lambda x: x, lambda x: md.broadcast(md.sum(w, E), (A, B))], x
-    ),
-    "closed over": lambda i, x, w: switch(i, [lambda: x, lambda: x * 2.0]),
-    "only closed over": lambda i, x, w: switch(md.tensor(1, ()), [lambda: x, lambda: x * 2.0]),
-    "decided by data": lambda i, x, w: switch(md.argmax(md.sum(x, A), B), [md.sin, md.cos], x),
-    "one": lambda i, x, w: switch(i, [md.sin], x),
-    "in a scan": lambda i, x, w: md.scan(
-        lambda h, j: (switch(j, [md.sin, md.cos, lambda h: h * 2.0], h), ()), x, md.iota(T), dim=T
-    )[0],
-}
+def switches(i, x, w):
+    total, largest, mean = lambda x: md.sum(x, A), lambda x: md.max(x, A), lambda x: md.mean(x, A)
+    both = [lambda: x, lambda: x * 2.0]
+    repeated = lambda x: md.broadcast(md.sum(w, E), (A, B))
+    step = lambda h, j: (switch(j, [md.sin, md.cos, lambda h: h * 2.0], h), ())
+    return {
+        "pending": switch(i, [total, largest, mean], x),
+        "dims lie otherwise": switch(i, [md.tanh, lambda x: md.transpose(x, (B, A))], x),
+        "a parameter": switch(i - 1, [lambda x: mixed(x, w), lambda x: x, repeated], x),
+        "closed over": switch(i, both),
+        "only closed over": switch(md.tensor(1, ()), both),
+        "decided by data": switch(md.argmax(md.sum(x, A), B), [md.sin, md.cos], x),
+        "one": switch(i, [md.sin], x),
+        "in a scan": md.scan(step, x, md.iota(T), dim=T)[0],
+    }
 
 
 @RULES
 def test_switches_are_the_same_lowered(rules):
-    run = lambda i, x, w: {name: fn(i, x, w) for name, fn in SWITCHES.items()}
-    _, (found, _) = assert_same(run, md.tensor(2, ()), X, MIX, layout=rules, dims=("t",))
+    _, (found, _) = assert_same(switches, md.tensor(2, ()), X, MIX, layout=rules, dims=("t",))
     assert_equal(found["pending"], md.mean(X, A))
 
 
@@ -136,51 +125,39 @@ def test_an_index_beyond_the_branches_takes_the_nearest(index, expected):
     )
 
 
-MAPS = {
-    "one": lambda xs, x, w: map_over(md.sin, xs, dim=T),
-    "several trees": lambda xs, x, w: map_over(
-        lambda a, b: {"s": a["x"] + b, "m": md.sum(a["x"], A)}, {"x": xs}, md.sum(xs, B), dim=T
-    ),
-    "a parameter": lambda xs, x, w: map_over(lambda x: md.softmax(mixed(x, w), B), xs, dim=T),
-    "dim not in front": lambda xs, x, w: map_over(
-        lambda x: md.cumsum(x, B), md.transpose(xs, (A, T, B)), dim=T
-    ),
-    "closed over": lambda xs, x, w: map_over(lambda y: md.sum(x * y), xs, dim=T),
-    "of constants": lambda xs, x, w: map_over(
-        lambda i: x * md.cast(i, jnp.float32), md.iota(T), dim=T
-    ),
-    "nested": lambda xs, x, w: map_over(lambda x: map_over(md.sum, x, dim=A), xs, dim=T),
-}
+def maps(xs, x, w):
+    both = lambda a, b: {"s": a["x"] + b, "m": md.sum(a["x"], A)}
+    return {
+        "one": map_over(md.sin, xs, dim=T),
+        "several trees": map_over(both, {"x": xs}, md.sum(xs, B), dim=T),
+        "a parameter": map_over(lambda x: md.softmax(mixed(x, w), B), xs, dim=T),
+        "dim not in front": map_over(lambda x: md.cumsum(x, B), md.transpose(xs, (A, T, B)), dim=T),
+        "closed over": map_over(lambda y: md.sum(x * y), xs, dim=T),
+        "of constants": map_over(lambda i: x * md.cast(i, jnp.float32), md.iota(T), dim=T),
+        "nested": map_over(lambda x: map_over(md.sum, x, dim=A), xs, dim=T),
+    }
 
 
 @RULES
 def test_maps_are_the_same_lowered(rules):
-    run = lambda *args: {name: fn(*args) for name, fn in MAPS.items()}
-    assert_same(run, XS, X, MIX, layout=rules)
+    assert_same(maps, XS, X, MIX, layout=rules)
 
 
-BATCHED = {
-    "component-wise": lambda xs, x, w, batch: map_over(
-        lambda y: (md.sin(y), md.sum(y * x)), xs, dim=T, batch=batch
-    ),
-    "a parameter": lambda xs, x, w, batch: map_over(
-        lambda y: md.max(mixed(y, w), B), xs, dim=T, batch=batch
-    ),
-    "of constants": lambda xs, x, w, batch: map_over(
-        lambda i: x * md.cast(i, jnp.float32), md.iota(T), dim=T, batch=batch
-    ),
-}
+def batched(xs, x, w, batch):
+    how = {"dim": T, "batch": batch}
+    return {
+        "component-wise": map_over(lambda y: (md.sin(y), md.sum(y * x)), xs, **how),
+        "a parameter": map_over(lambda y: md.max(mixed(y, w), B), xs, **how),
+        "of constants": map_over(lambda i: x * md.cast(i, jnp.float32), md.iota(T), **how),
+    }
 
 
 @RULES
 def test_maps_in_batches_are_the_same_lowered(rules):
-    run = lambda xs, x, w: {
-        name: [fn(xs, x, w, batch) for batch in (3, 7)] for name, fn in BATCHED.items()
-    }
+    run = lambda xs, x, w: [batched(xs, x, w, batch) for batch in (3, 7)]
     _, (found, _) = assert_same(run, XS, X, MIX, layout=rules)
-    for name, fn in BATCHED.items():
-        for result in found[name]:
-            assert_equal(result, fn(XS, X, MIX, None))
+    for results in found:
+        assert_equal(results, batched(XS, X, MIX, None))
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])

@@ -25,14 +25,7 @@ CASES = {
     ),
     "everything": lambda pool, x: pool(x, {"h": 9, "w": 16, "c": 3}),
 }
-LAYOUTS = {
-    "other dims": layout("n -> m", "c -> s", mesh=MESH, uneven="pad"),
-    "rows and columns": layout("h, u -> m", "w, v -> s", mesh=MESH, uneven="pad"),
-    "columns over both": layout("w -> m, s", "h, v -> s, m", mesh=MESH, uneven="pad"),
-    "three axes": layout(
-        "h -> r", "w -> m", "c -> s", "u -> r", mesh={"r": 2, "m": 2, "s": 2}, uneven="pad"
-    ),
-}
+RULES = layout("h -> r", "w -> m", "c -> s", "u -> r", mesh={"r": 2, "m": 2, "s": 2}, uneven="pad")
 
 
 def by_jax(x, window, strides, pads):
@@ -63,12 +56,11 @@ def every(x):
     return {name: [case(max_pool, x), case(mean_pool, x)] for name, case in CASES.items()}
 
 
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
-def test_pools_are_the_same_lowered(rules):
-    assert_same(every, X, layout=rules)
+def test_pools_are_the_same_lowered():
+    assert_same(every, X, layout=RULES)
 
 
-@settings(max_examples=settings.default.max_examples // 5)
+@settings(max_examples=settings.default.max_examples // 10)
 @given(
     st.integers(1, 20),
     st.integers(1, 5),
@@ -87,17 +79,11 @@ def test_any_window_over_any_number_of_parts_is_the_same_lowered(n, size, stride
     assume(all(counts))
     x = data(dim, C)
     rules = layout(f"w -> {', '.join(axes)}", f"v -> {axes[0]}", mesh=MESH, uneven="pad")
-    assert_same(
-        lambda x: (max_pool(x, args[0], **args[1]), mean_pool(x, args[0], **args[1])),
-        x,
-        layout=rules,
-    )
-    for found, expected in zip(
-        (max_pool(x, args[0], **args[1]), mean_pool(x, args[0], **args[1])),
-        by_jax(x.array, (size, 1), (stride, 1), [padding, (0, 0)]),
-        strict=True,
-    ):
-        assert distance(found.array, expected) < 1e-6
+    run = lambda x: [pool(x, args[0], **args[1]) for pool in (max_pool, mean_pool)]
+    assert_same(run, x, layout=rules)
+    expected = by_jax(x.array, (size, 1), (stride, 1), [padding, (0, 0)])
+    for found, array in zip(run(x), expected, strict=True):
+        assert distance(found.array, array) < 1e-6
 
 
 def test_the_first_of_equal_elements_has_the_gradient_wherever_it_lies():
@@ -120,22 +106,11 @@ def test_other_dtypes_are_the_same_lowered():
     ]
     ids = integers(H, W, below=100)
     ids = md.tensor(ids.array - 200, ids.dims)
-    assert [t.dtype for t in run(X, ids)] == [
-        jnp.bfloat16,
-        jnp.bfloat16,
-        jnp.int32,
-        jnp.uint8,
-        jnp.float32,
-        bool,
-    ]
+    names = [str(t.dtype) for t in run(X, ids)]
+    assert names == ["bfloat16", "bfloat16", "int32", "uint8", "float32", "bool"]
     assert run(X, ids)[2].array.max() < 0
-    assert_same(
-        run,
-        X,
-        ids,
-        layout=layout("w -> m, s", "h -> s, m", mesh=MESH, uneven="pad"),
-        tolerance=1e-2,
-    )
+    rules = layout("w -> m, s", "h -> s, m", mesh=MESH, uneven="pad")
+    assert_same(run, X, ids, layout=rules, tolerance=1e-2)
 
 
 def test_a_pool_moves_the_halo_and_no_more():

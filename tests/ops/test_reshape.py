@@ -16,12 +16,7 @@ A, B, C = dims(a=64, b=64, c=8)
 X = data(A, B, C)
 MESHES = ({"m": 2, "n": 4}, {"n": 4, "m": 2})
 RULES = {
-    "none": (),
-    "outer": ("a -> m",),
-    "inner": ("b -> n",),
-    "outer over both": ("a -> m, n",),
     "inner over both, minor first": ("b -> n, m",),
-    "two dims": ("c -> m", "a -> n"),
     "priority": ("b -> m", "a -> m", "c -> n"),
     "results": ("f? -> n", "g? -> m", "ab? -> m", "a -> n"),
     "results first, all axes": ("f? -> m, n", "ab? -> n, m", "z? -> m", "b -> m", "a -> n"),
@@ -54,19 +49,16 @@ def test_patterns_are_those_of_einops(pattern):
     assert np.array_equal(md.reshape(X, pattern, **sizes).array, expected)
 
 
-@every(LAYOUTS, "none", "outer", "inner", "two dims")
+@every(LAYOUTS, "priority")
 def test_patterns_are_the_same_lowered(rules):
-    assert_same(
-        lambda x: {p: md.reshape(x, p, **sizes) for p, sizes in PATTERNS.items()}, X, layout=rules
-    )
+    run = lambda x: {p: md.reshape(x, p, **sizes) for p, sizes in PATTERNS.items()}
+    assert_same(run, X, layout=rules)
 
 
 def test_a_merged_dim_is_called_by_its_parts_or_as_told():
     assert md.reshape(X, "a b c -> (a b) c").dims == (md.Dim("a_b", 4096), C)
-    assert md.reshape(X, "a b c -> (a b) c", a_b=md.Dim("rows", 4096)).dims == (
-        md.Dim("rows", 4096),
-        C,
-    )
+    rows = md.Dim("rows", 4096)
+    assert md.reshape(X, "a b c -> (a b) c", a_b=rows).dims == (rows, C)
 
 
 # Dims of a tensor, dims to give it, and rules: every way in which old and new dims can lie across
@@ -101,10 +93,7 @@ REGROUPED = {
 
 
 @pytest.mark.parametrize("name", REGROUPED)
-@pytest.mark.parametrize(
-    "mesh", [{"m": 2, "n": 2, "l": 1}, {"l": 1, "n": 2, "m": 2}], ids=["m-n", "n-m"]
-)
-def test_regrouped_dims_are_the_same_lowered(name, mesh):
+def test_regrouped_dims_are_the_same_lowered(name):
     before, after, rules = REGROUPED[name]
     x, out = data(*dims(**before)), dims(**after)
     kept = [d for d in out if d in x.dims]
@@ -113,7 +102,9 @@ def test_regrouped_dims_are_the_same_lowered(name, mesh):
     middle = [d for d in out if d not in kept] + kept
     expected = expected.reshape([d.size for d in middle]).transpose([middle.index(d) for d in out])
     assert np.array_equal(md.reshape(x, out).array, expected)
-    assert_same(lambda x: md.reshape(x, out), x, layout=layout(*rules, mesh=mesh))
+    assert_same(
+        lambda x: md.reshape(x, out), x, layout=layout(*rules, mesh={"m": 2, "n": 2, "l": 1})
+    )
 
 
 FREE = {
@@ -147,38 +138,35 @@ def test_a_rename_that_moves_the_split_is_one_all_to_all():
 B8, T16, H4, K6 = dims(b=8, t=16, h=4, k=6)
 BHTK = data(B8, H4, T16, K6)
 SPLITS = {"data": 2, "model": 2}
+merged = lambda x: md.reshape(x, "b h t k -> (b h) t k")
+apart = lambda x: md.reshape(x, "b h t k -> b t (h k)", h_k=md.Dim("d", 24))
+PART = 16 * 6 * 4  # of a row and a head
 MOVES = {
     "heads apart": (
         ["b -> data", "d -> model", "h -> model"],
-        lambda x: md.reshape(
-            md.reshape(x, "b h t k -> b t (h k)", h_k=md.Dim("d", 24)), "b t (h k) -> b h t k", h=4
-        ),
+        lambda x: md.reshape(apart(x), "b t (h k) -> b h t k", h=4),
         {},
     ),
     "an inner split passes to the outer dim": (
         ["h -> model", "b_h -> model"],
-        lambda x: md.reshape(x, "b h t k -> (b h) t k"),
-        {"all_to_all": 8 * 2 * 16 * 6 * 4},
+        merged,
+        {"all_to_all": 8 * 2 * PART},
     ),
     "an inner split passes to a kept dim": (
         ["b, b_h -> data", "h -> model", "t -> model"],
-        lambda x: md.reshape(x, "b h t k -> (b h) t k"),
-        {"all_to_all": 4 * 2 * 16 * 6 * 4},
+        merged,
+        {"all_to_all": 4 * 2 * PART},
     ),
     "both meet": (
         ["b_h -> data, model", "b -> data", "h -> model"],
-        lambda x: md.reshape(x, "b h t k -> (b h) t k"),
-        {"all_to_all": 4 * 2 * 16 * 6 * 4},
+        merged,
+        {"all_to_all": 4 * 2 * PART},
     ),
-    "an inner split that nothing keeps": (
-        ["h -> model"],
-        lambda x: md.reshape(x, "b h t k -> (b h) t k"),
-        {"all_gather": 8 * 4 * 16 * 6 * 4},
-    ),
+    "an inner split that nothing keeps": (["h -> model"], merged, {"all_gather": 8 * 4 * PART}),
     "a rename with another split": (
         ["h -> model", "k -> model"],
         lambda x: md.rename(x, "h", "z"),
-        {"all_to_all": 8 * 2 * 16 * 6 * 4},
+        {"all_to_all": 8 * 2 * PART},
     ),
 }
 
@@ -186,9 +174,10 @@ MOVES = {
 @pytest.mark.parametrize("name", MOVES)
 def test_a_regrouping_moves_a_split_once_and_gathers_only_what_is_to_be_whole(name):
     rules, fn, expected = MOVES[name]
-    program = md.lower(fn, layout(*rules, mesh=SPLITS), dims=("d", "b_h", "t", "k")).program(BHTK)
+    program, _ = assert_same(
+        fn, BHTK, layout=layout(*rules, mesh=SPLITS), dims=("d", "b_h", "t", "k"), gradients=False
+    )
     assert {c.operation: c.bytes for c in program.collectives} == expected
-    assert_same(fn, BHTK, layout=layout(*rules, mesh=SPLITS), dims=("d", "b_h", "t", "k"))
 
 
 def test_runs_that_end_elsewhere_only_exchange_their_ends():
@@ -200,10 +189,8 @@ def test_runs_that_end_elsewhere_only_exchange_their_ends():
     rules = layout("p, z -> m", mesh={"m": 2}, uneven="pad")
     run = lambda x: md.tanh(md.reshape(md.cos(x), (md.Dim("z", 264),)))
     program, _ = assert_same(run, data(p, q), layout=rules)
-    assert [c.bytes for c in program.collectives if c.operation == "ppermute"] == [
-        4 * 4,
-        4 * 4,
-    ]  # forward and backward
+    hops = [c.bytes for c in program.collectives if c.operation == "ppermute"]
+    assert hops == [4 * 4, 4 * 4]  # forward and backward
 
 
 @st.composite
@@ -214,23 +201,14 @@ def regroupings(draw):
     kept = dims(k=draw(st.sampled_from([4, 6, 3])))
     old, new = (draw(factors(total, names)) for names in ("abc", "vwx"))
     mesh = draw(st.sampled_from([{"m": 2, "n": 2}, {"n": 2, "m": 4}, {"m": 3, "n": 2}, {"m": 8}]))
-    rules = draw(
-        st.lists(
-            st.tuples(st.sampled_from("abckvwx"), st.sampled_from(sorted(mesh))),
-            min_size=1,
-            max_size=4,
-        )
-    )
+    pairs = st.tuples(st.sampled_from("abckvwx"), st.sampled_from(sorted(mesh)))
+    rules = draw(st.lists(pairs, min_size=1, max_size=4))
     at = draw(st.integers(0, len(new)))
-    return (
-        old,
-        kept,
-        new[:at] + kept + new[at:],
-        layout(*(f"{d}? -> {axis}" for d, axis in rules), mesh=mesh, uneven="pad"),
-    )
+    under = layout(*(f"{d}? -> {axis}" for d, axis in rules), mesh=mesh, uneven="pad")
+    return old, kept, new[:at] + kept + new[at:], under
 
 
-@settings(max_examples=max(15, settings.default.max_examples // 5))
+@settings(max_examples=max(10, settings.default.max_examples // 5))
 @given(regroupings())
 def test_any_regrouping_under_any_layout_is_that_of_numpy(drawn):
     old, kept, out, rules = drawn
@@ -241,21 +219,20 @@ def test_any_regrouping_under_any_layout_is_that_of_numpy(drawn):
     assert_same(lambda x: md.tanh(md.reshape(md.cos(x), out)), x, layout=rules)
 
 
-OTHERS = {
-    "rename": lambda x: md.rename(x, A, "z"),
-    "rename to a Dim": lambda x: md.rename(x, "a", md.Dim("z", 64)),
-    "rename, swapped": lambda x: md.rename(x, {"a": "b", B: A}),
-    "rename in a circle": lambda x: md.rename(
-        md.reshape(x, "a b (u v) -> a b u v", u=2), {"a": "b", "b": "a", "v": "u", "u": "v"}
-    ),
-    "transpose": lambda x: md.transpose(x, (C, "a", B)),
-    "broadcast": lambda x: md.broadcast(md.sum(x, (A, C)), (C, md.Dim("f", 8), B)),
-    "broadcast of a number": lambda x: md.broadcast(md.sum(x), (md.Dim("f", 8), B)),
-    "broadcast of a constant": lambda x: md.broadcast(md.iota(B), (B, md.Dim("f", 8))) * md.sum(x),
-}
+def others(x):
+    f, parts = md.Dim("f", 8), md.reshape(x, "a b (u v) -> a b u v", u=2)
+    return {
+        "rename": md.rename(x, A, "z"),
+        "rename to a Dim": md.rename(x, "a", md.Dim("z", 64)),
+        "rename, swapped": md.rename(x, {"a": "b", B: A}),
+        "rename in a circle": md.rename(parts, {"a": "b", "b": "a", "v": "u", "u": "v"}),
+        "transpose": md.transpose(x, (C, "a", B)),
+        "broadcast": md.broadcast(md.sum(x, (A, C)), (C, f, B)),
+        "broadcast of a number": md.broadcast(md.sum(x), (f, B)),
+        "broadcast of a constant": md.broadcast(md.iota(B), (B, f)) * md.sum(x),
+    }
 
 
-@every(LAYOUTS, "none", "outer", "inner", "two dims")
+@every(LAYOUTS, "priority")
 def test_renamed_and_broadcast_dims_are_the_same_lowered(rules):
-    names = ("z", "f", "g", "ab")
-    assert_same(lambda x: {name: fn(x) for name, fn in OTHERS.items()}, X, layout=rules, dims=names)
+    assert_same(others, X, layout=rules, dims=("z", "f", "g", "ab"))

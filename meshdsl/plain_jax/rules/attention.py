@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from meshdsl.dims import Dim, Dims
 from meshdsl.ops import component, reduce, reshape
-from meshdsl.ops.attention import attention as fused
+from meshdsl.ops.attention.attention import attention as fused
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.plain_jax.attention import HIDES, Beside, Parts
 from meshdsl.plain_jax.constraints import free_positions

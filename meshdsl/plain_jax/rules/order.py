@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshdsl.dims import Dim
-from meshdsl.ops import component, sorting
+from meshdsl.ops import component, selection, sorting
 from meshdsl.plain_jax.evaluate import Evaluation, rule
 from meshdsl.plain_jax.positions import (
     as_positions,
@@ -28,7 +28,7 @@ def top_k(at: Evaluation, e: Equation, xs: list) -> list:
     along = one_dim(v.dims[last], v.shape[last], "whole__part")
     largest = Dim("largest__part", e.outs[0].shape[last])
     x = with_positions(xs[0], v, {last: along})
-    values, places = sorting.top_k(x, along[0], largest)
+    values, places = selection.top_k(x, along[0], largest)
     have = {**dict(enumerate(v.dims)), last: (largest,)}
     places = component.cast(places, e.outs[1].dtype)
     return [as_result(x, have, out) for x, out in zip((values, places), e.outs, strict=True)]

@@ -26,16 +26,14 @@ import jax.numpy as jnp
 from jax import ad_checkpoint, lax
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering import collectives, kernels
-from meshdsl.ops.attention_blocks import SAVED, Options, Sides
-from meshdsl.ops.attention_kernels import Place, products_of, visible_share
-from meshdsl.ops.attention_parts import Way
-
-_NOTHING = -1e30  # the log-sum-exp of no keys; finite: the difference of two of them is no NaN
+from meshdsl.ops.arrays import as_one, varying_together
+from meshdsl.ops.attention.blocks import HIDDEN, SAVED, Options, Sides
+from meshdsl.ops.attention.kernels import Place, products_of, visible_share
+from meshdsl.ops.attention.parts import Way
 
 
 def attend(way: Way, place: Place, query, key, value, sides: Sides) -> jax.Array:
-    """The output. Arrays are in the order of `attention_blocks`; positions count from 0."""
+    """The output. Arrays are in the order of `blocks.py`; positions count from 0."""
     options = way.options
     leading, shared = query.shape[:-2], query.shape[: options.shared]
     batch, heads = math.prod(shared[:-1]), math.prod(shared[-1:])
@@ -48,10 +46,7 @@ def attend(way: Way, place: Place, query, key, value, sides: Sides) -> jax.Array
     parts = place.parts if options.causal else 1
     known = _Cudnn(options, parts, place.counted, place.lowered)
     operands = by_position(query, heads * group), by_position(key, heads), by_position(value, heads)
-    arrays, tree = jax.tree.flatten((*operands, part))
-    axes = frozenset().union(*map(collectives.varying, arrays))
-    varying = jax.tree.unflatten(tree, [collectives.vary(x, axes) for x in arrays])
-    output: Any = _cudnn(known, *varying)
+    output: Any = _cudnn(known, *varying_together((*operands, part)))
     return jnp.swapaxes(output, 1, 2).reshape(*leading, *output.shape[1:2], *output.shape[3:])
 
 
@@ -73,15 +68,13 @@ class _Cudnn(NamedTuple):
 
         `share` is that of the scores that count.
         """
-        if not self.lowered:
-            return fn(*args)
         query, key, value = (
             jax.ShapeDtypeStruct((batch, heads, positions, features), x.dtype)
             for x in args[:3]
             for batch, positions, heads, features in (x.shape,)
         )
         products = products_of(query, key, value, share)[backward]
-        return kernels.opaque(fn, *args, products=products)
+        return as_one(self.lowered, fn, *args, products=products)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -113,7 +106,7 @@ def _output(way: _Cudnn, q, k, v, part):
     forward = partial(way.run, backward=False)
     first, of_first = forward(partial(_called, before), _before(way), q, k, v, start)
     second, of_second = forward(partial(_called, own), 0.5, q, *_of_part(start, q, k, v))
-    of_first = jnp.where(start > 0, of_first, _NOTHING)
+    of_first = jnp.where(start > 0, of_first, HIDDEN)
     normaliser = jnp.logaddexp(of_first, of_second)
 
     def weighed(output, of_output):

@@ -1,7 +1,7 @@
 """Attention by JAX's splash kernel, for the parts of the keys that a device sees.
 
 The kernel is called as one operation of local arrays, see `lowering.kernels`, forward and backward;
-`attention_parts` puts the results together and states the derivative. Where the queries are split
+`parts.py` puts the results together and states the derivative. Where the queries are split
 and all keys are at hand, each device is given its part of what the kernel knows of the mask. Where
 the keys come in parts, what a run of queries sees of a run of keys depends on how far apart they
 begin, and there is a kernel for each such distance: often all, nothing, or what is causal.
@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.later import imported
-from meshdsl.lowering import kernels
-from meshdsl.ops.attention_blocks import HIDDEN, Options, Sides, Slopes, varying_as
-from meshdsl.ops.attention_kernels import (
+from meshdsl.ops.arrays import as_one, padded, varying_as
+from meshdsl.ops.attention.blocks import HIDDEN, Options, Sides, Slopes
+from meshdsl.ops.attention.kernels import (
     LANES,
     Place,
     distances,
@@ -30,7 +30,7 @@ from meshdsl.ops.attention_kernels import (
     seen_of,
     visible_share,
 )
-from meshdsl.ops.attention_parts import Kernel, merged
+from meshdsl.ops.attention.parts import merged
 
 # Rows and columns of the blocks. The fused backward kernel writes the gradient of the queries once
 # for each block of columns, so these are large there: blocks of 4,096 do not fit the memory that a
@@ -40,12 +40,6 @@ ROWS, COLUMNS, BACKWARD_COLUMNS = 512, 512, 2048
 # of 4 x 4,096 tokens and 32 heads. Up to so many blocks are kernels of their own instead, whose
 # results are added in 0.3 ms.
 _BACKWARD_KERNELS = 8
-_KERNELS = "meshdsl.ops.attention_splash_kernels"  # the module, which is imported when it is used
-
-
-def kernel(options: Options, place: Place) -> Kernel:
-    """Splash for one call: the kernel on TPU and an interpreter of it elsewhere."""
-    return Kernel(partial(_forward, options, place), partial(_backward, options, place))
 
 
 class Arrays(NamedTuple):
@@ -86,11 +80,11 @@ class Arrays(NamedTuple):
         if segments is None and to_columns > columns:
             segments = _one_segment(len(self.query), rows, columns)
         if segments is not None:
-            segments = _longer(segments[0], 1, to_rows), _longer(segments[1], 1, to_columns)
+            segments = padded(segments[0], 1, to_rows), padded(segments[1], 1, to_columns)
         if to_columns > columns:
             segments = _hidden(segments, jnp.arange(to_columns) < columns)
-        by_row = lambda x: _longer(x, 2, to_rows)
-        by_column = lambda x: _longer(x, 2, to_columns)
+        by_row = lambda x: padded(x, 2, to_rows)
+        by_column = lambda x: padded(x, 2, to_columns)
         return Arrays(
             by_row(self.query),
             by_column(self.key),
@@ -108,11 +102,6 @@ def _hidden(segments, inside) -> tuple[jax.Array, jax.Array]:
     """The segments, with one that no row has for the columns that are not inside."""
     rows, columns = segments
     return rows, jnp.where(inside, columns, rows.max() + 1)
-
-
-def _longer(x, at: int, length: int) -> jax.Array:
-    widths = [(0, length - n if i == at else 0) for i, n in enumerate(x.shape)]
-    return jnp.pad(x, widths) if x.shape[at] < length else x
 
 
 def _whole(length: int) -> int:
@@ -141,27 +130,20 @@ def _arrays(options: Options, query, key, value, sides: Sides, *of_rows) -> Arra
     return Arrays(*arrays, segments, tuple(map(with_own, of_rows)))
 
 
-def _forward(options: Options, place: Place, turns: range, query, key, value, sides: Sides):
-    """As `attention_blocks.forward`."""
+def forward(options: Options, place: Place, turns: range, query, key, value, sides: Sides):
+    """As `blocks.forward`."""
     arrays, leading = _arrays(options, query, key, value, sides), query.shape[:-2]
-
-    def nothing(arrays: Arrays):
-        *shape, _ = arrays.query.shape
-        zeros = jnp.zeros((*shape, arrays.value.shape[-1]), arrays.query.dtype)
-        return varying_as(arrays.query, (zeros, jnp.full(shape, HIDDEN, jnp.float32)))
 
     def of_rows(row: int):
         found = None
         for column in range(place.columns.count):
-            result = _of_runs(
-                options, place, turns, arrays, sides, row, column, _output, nothing, 0
-            )
-            wide = result[0].astype(jnp.float32), result[1]
+            output, normaliser = _of_runs(options, place, turns, arrays, sides, row, column, False)
+            wide = output.astype(jnp.float32), normaliser
             found = wide if found is None else merged(found, wide)
         return found
 
     if place.whole:
-        result = _of_all(options, place, arrays, _output, 0)
+        result = _of_all(options, place, arrays, False)
     else:
         result = [of_rows(row) for row in range(place.rows.count)]
     output, normaliser = (_joined(x) for x in zip(*result, strict=True))
@@ -169,36 +151,21 @@ def _forward(options: Options, place: Place, turns: range, query, key, value, si
     return output, normaliser.reshape(*leading, normaliser.shape[-1])
 
 
-def _backward(
-    options: Options,
-    place: Place,
-    turns: range,
-    query,
-    key,
-    value,
-    sides: Sides,
-    normaliser,
-    through,
-    cotangent,
+def backward(
+    options: Options, place: Place, turns: range, query, key, value, sides: Sides, *of_rows
 ) -> Slopes:
-    """As `attention_blocks.backward`."""
-    of_rows = normaliser, through, cotangent
+    """As `blocks.backward`."""
     arrays = _arrays(options, query, key, value, sides, *of_rows)
     if place.whole:
-        by_query, by_key, by_value = zip(*_of_all(options, place, arrays, _slopes, 1), strict=True)
+        by_query, by_key, by_value = zip(*_of_all(options, place, arrays, True), strict=True)
         found = _joined(by_query), reduce(jnp.add, by_key), reduce(jnp.add, by_value)
     else:
-        wide = jnp.float32
-        nothing = lambda arrays: jax.tree.map(
-            jnp.zeros_like, (arrays.query, arrays.key, arrays.value)
-        )
         by_row: list = [0] * place.rows.count
         by_column: list = [(0, 0)] * place.columns.count
         for row in range(place.rows.count):
             for column in range(place.columns.count):
-                how = (arrays, sides, row, column, _slopes, nothing, 1)
-                result = _of_runs(options, place, turns, *how)
-                by_query, by_key, by_value = (x.astype(wide) for x in result)
+                result = _of_runs(options, place, turns, arrays, sides, row, column, True)
+                by_query, by_key, by_value = (x.astype(jnp.float32) for x in result)
                 by_row[row] += by_query
                 before = by_column[column]
                 by_column[column] = before[0] + by_key, before[1] + by_value
@@ -212,17 +179,17 @@ def _joined(runs) -> jax.Array:
     return jnp.concatenate(runs, 2) if len(runs) > 1 else runs[0]
 
 
-def _of_all(options: Options, place: Place, arrays: Arrays, fn: Callable, backward: int) -> list:
-    """`fn` of each run of the rows of this device and all columns."""
+def _of_all(options: Options, place: Place, arrays: Arrays, backward: bool) -> list:
+    """What the kernel gives of each run of the rows of this device and all columns."""
     rows, columns = place.rows.size, arrays.key.shape[2]
     share = visible_share(options, rows * place.parts, columns, True)
-    run = Run(options, place.platform != "tpu", 0, place.parts)
+    run = Run(options, place.platform != "tpu", place.lowered, backward, 0, place.parts)
     numbers = [None] if place.part is None else place.part()
     if run.sees_all(rows, columns):
         # The kernel has no parts of such a mask.
         run, numbers = run._replace(distance=None, parts=1), [None] * len(numbers)
     some = [arrays.cut(i * rows, rows, 0, columns) for i in range(len(numbers))]
-    return [run.of(place, fn, x, share, backward, n) for x, n in zip(some, numbers, strict=True)]
+    return [run.of(x, share, n) for x, n in zip(some, numbers, strict=True)]
 
 
 def _of_runs(
@@ -233,11 +200,9 @@ def _of_runs(
     sides: Sides,
     row: int,
     column: int,
-    fn: Callable,
-    nothing: Callable,
-    backward: int,
+    backward: bool,
 ):
-    """`fn` of a run of rows and a run of columns, by their numbers, or `nothing` of them.
+    """What the kernel gives of a run of rows and a run of columns, by their numbers.
 
     The FLOPs that are stated of each kernel are those of an average device: they count as often as
     there are pairs of runs for it.
@@ -256,12 +221,12 @@ def _of_runs(
     def branch(kind) -> Callable:
         share, distance = kind
         if not share:
-            return nothing
-        run = Run(options, place.platform != "tpu", distance, 1)
+            return partial(_nothing, backward)
+        run = Run(options, place.platform != "tpu", place.lowered, backward, distance, 1)
         counted = share * kinds[kind] / pairs
-        return lambda arrays: run.of(place, fn, arrays, counted, backward, None)
+        return lambda arrays: run.of(arrays, counted, None)
 
-    branches = [branch(kind) for kind in kinds] or [nothing]
+    branches = [branch(kind) for kind in kinds] or [partial(_nothing, backward)]
     if len(branches) == 1:
         return branches[0](some)
     known = sorted(far)
@@ -272,17 +237,31 @@ def _of_runs(
     return lax.switch(number, branches, some)
 
 
+def _nothing(backward: bool, arrays: Arrays):
+    """What the kernel would give of rows that see no column."""
+    if backward:
+        return tuple(map(jnp.zeros_like, arrays[:3]))
+    *shape, _ = arrays.query.shape
+    zeros = jnp.zeros((*shape, arrays.value.shape[-1]), arrays.query.dtype)
+    return varying_as(arrays.query, (zeros, jnp.full(shape, HIDDEN, jnp.float32)))
+
+
 class Run(NamedTuple):
     """What is known of a call of the kernel while tracing.
 
     Attributes:
       interpreted: whether the kernel is interpreted.
+      lowered: whether this is one device of a lowering.
+      backward: whether it gives the gradients of query, key and value, or else the output and the
+        log-sum-exp of each row.
       distance: of the first of all rows from the first column; None where it does not matter.
       parts: of all rows, of which a device has one.
     """
 
     options: Options
     interpreted: bool
+    lowered: bool
+    backward: bool
     distance: int | None
     parts: int
 
@@ -302,74 +281,59 @@ class Run(NamedTuple):
         distance = self.distance or 0
         return seen_of(self.options, rows * self.parts, columns, distance) == (1.0, None)
 
-    def of(self, place: Place, fn: Callable, arrays: Arrays, share: float, backward: int, part):
-        """`fn` of local arrays, which are padded for it: `_output`, or `_slopes`."""
+    def of(self, arrays: Arrays, share: float, part):
+        """What the kernel gives of local arrays, which are padded for it.
+
+        Args:
+          share: of the scores that count.
+          part: the number of the part of the rows, where there are several.
+        """
         rows, columns = arrays.query.shape[2], arrays.key.shape[2]
         arrays = arrays.padded()
         # Work on what is added is not counted.
         share *= rows * columns / (arrays.query.shape[2] * arrays.key.shape[2])
-        result = self._of_whole_blocks(place, fn, arrays, share, backward, part)
-        lengths = (rows, columns, columns) if backward else (rows, rows)
+        call = self._by_columns if self.backward else self._call
+        lengths = (rows, columns, columns) if self.backward else (rows, rows)
         return tuple(
-            lax.slice_in_dim(x, 0, n, axis=2) for x, n in zip(result, lengths, strict=True)
+            lax.slice_in_dim(x, 0, n, axis=2)
+            for x, n in zip(call(arrays, share, part), lengths, strict=True)
         )
 
-    def _of_whole_blocks(
-        self, place: Place, fn: Callable, arrays: Arrays, share: float, backward: int, part
-    ):
-        """`fn` of one block of columns after the other, where it is `_slopes`."""
-        columns = arrays.key.shape[2]
-        size = block_size(columns, BACKWARD_COLUMNS) if backward else columns
-        if columns > size * _BACKWARD_KERNELS:
-            size = columns
-        starts = range(0, columns, size)
-        if len(starts) == 1:
-            return self._call(place, fn, arrays, share, backward, part)
+    def _by_columns(self, arrays: Arrays, share: float, part):
+        """The gradients, one block of columns after the other."""
+        rows, columns = arrays.query.shape[2], arrays.key.shape[2]
+        size = block_size(columns, BACKWARD_COLUMNS)
+        if size == columns or columns > size * _BACKWARD_KERNELS:
+            return self._call(arrays, share, part)
         found = []
-        rows = arrays.query.shape[2]
-        for start in starts:
+        for start in range(0, columns, size):
             run, number = self, part
             if self.distance is not None:
                 run = self._replace(distance=self.distance - start)
             if run.parts > 1 and run.sees_all(rows, size):
                 run, number = run._replace(distance=None, parts=1), None
-            some = arrays.cut(0, rows, start, size)
-            found.append(run._call(place, fn, some, share, backward, number))
-        by_query, by_key, by_value = zip(*found, strict=True)
+            found.append(run._call(arrays.cut(0, rows, start, size), share, number))
+        by_query, *others = zip(*found, strict=True)
         total = reduce(jnp.add, [x.astype(jnp.float32) for x in by_query])
-        return total.astype(arrays.query.dtype), *(
-            jnp.concatenate(x, 2) for x in (by_key, by_value)
-        )
+        return total.astype(arrays.query.dtype), *(jnp.concatenate(x, 2) for x in others)
 
-    def _call(self, place: Place, fn: Callable, arrays: Arrays, share: float, backward: int, part):
-        """`fn` of local arrays: in a lowering one operation, and outside of one as it is."""
-        products = products_of(arrays.query, arrays.key, arrays.value, share)[backward]
-        if place.lowered:
-            how = {"products": products, "results": _RESULTS[fn](arrays)}
-            return kernels.opaque(partial(fn, self), arrays, part, **how)
-        return fn(self, arrays, part)
+    def _call(self, arrays: Arrays, share: float, part):
+        products = products_of(arrays.query, arrays.key, arrays.value, share)[self.backward]
+        call, results = partial(_run, self), self._results(arrays)
+        return as_one(self.lowered, call, arrays, part, products=products, results=results)
 
-
-def _output(run: Run, arrays: Arrays, part):
-    return imported(_KERNELS, "output")(run, arrays, part)
-
-
-def _slopes(run: Run, arrays: Arrays, part):
-    return imported(_KERNELS, "slopes")(run, arrays, part)
+    def _results(self, arrays: Arrays) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The types of what the kernel gives."""
+        if self.backward:
+            return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays[:3])
+        *shape, _ = arrays.query.shape
+        output = jax.ShapeDtypeStruct((*shape, arrays.value.shape[-1]), arrays.query.dtype)
+        return output, jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def _types_of_output(arrays: Arrays):
-    *shape, _ = arrays.query.shape
-    output = jax.ShapeDtypeStruct((*shape, arrays.value.shape[-1]), arrays.query.dtype)
-    return output, jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def _types_of_slopes(arrays: Arrays):
-    return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays[:3])
-
-
-# For each function of a kernel the types of what it returns.
-_RESULTS = {_output: _types_of_output, _slopes: _types_of_slopes}
+def _run(run: Run, arrays: Arrays, part):
+    name = "slopes" if run.backward else "output"
+    return imported("meshdsl.ops.attention.splash_kernels", name)(run, arrays, part)
 
 
 def block_size(length: int, most: int) -> int:

@@ -1,4 +1,4 @@
-"""The Pallas kernels of `attention_pallas`: what one program computes of its blocks.
+"""The Pallas kernels of `pallas.py`: what one program computes of its blocks.
 
 Each has its `own` blocks of one side, rows or columns, and goes `through` all blocks of the other.
 """
@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from meshdsl.ops.attention_blocks import HIDDEN, Options
+from meshdsl.ops.arrays import capped
+from meshdsl.ops.attention.blocks import HIDDEN, Options
 
 _LOG2_E = math.log2(math.e)  # GPUs have an instruction for powers of two
 
@@ -46,7 +47,7 @@ class Beside(NamedTuple):
 def output_kernel(options: Options, blocks: Blocks, through, own, output_ref, normaliser_ref):
     """The output and the log-sum-exp of a block of rows."""
     (first, last), k_ref, v_ref, columns = through
-    q_ref, rows = own
+    q_ref, rows, _ = own
     q, of_rows = q_ref[...], _all(rows)
 
     def turn(number, carry):
@@ -122,11 +123,8 @@ def _by_scores(options: Options, q, k, v, rows, columns, normaliser, through, co
 
 
 def _scores(options: Options, q, k, rows: Beside, columns: Beside):
-    """As `attention_blocks._scores`, of a block of rows and a block of columns."""
-    scores, slope = _dot(q, k.T) * options.scale, None
-    if options.softcap is not None:
-        bent = jnp.tanh(scores / options.softcap)
-        scores, slope = bent * options.softcap, 1 - bent * bent
+    """As `blocks._scores`, of a block of rows and a block of columns."""
+    scores, slope = capped(_dot(q, k.T) * options.scale, options.softcap)
     conditions = []
     if rows.position is not None:
         away = rows.position[:, None] - columns.position[None, :]

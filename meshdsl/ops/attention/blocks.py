@@ -10,11 +10,12 @@ Arrays are in one order: `query` has shared dims, dims of its own, rows and feat
 `value` have shared dims, columns and features. What stands beside them (`Sides`) has the dims of
 the scores (shared dims, the query's own dims, rows, columns), of size 1 where it lacks them.
 
-`attention_parts` makes one function of these two, with their derivative.
+`parts.py` makes one function of these two, with their derivative.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.lowering import collectives
+from meshdsl.ops.arrays import capped, padded, varying_as
 
 SAVED = "attention"  # the save point of an output and of its log-sum-exp
 HIDDEN = -1e30  # finite: the difference of two of them is no NaN
@@ -108,8 +109,8 @@ def forward(options: Options, query, key, value, sides: Sides) -> tuple[jax.Arra
                 output = output * kept[..., None] + added
                 return output, highest, total * kept + weights.sum(-1)
 
-            result = _if_seen(options, row, block, seen, lambda carry, block: carry, carry, block)
-            return result, None
+            condition = may_see(options, row.span, block.span)
+            return if_seen(condition, seen, lambda carry, _: carry, carry, block), None
 
         shape = row.query.shape[:-1]
         first = (
@@ -181,8 +182,9 @@ def backward(
                     bias_bar = varying_as(query, jnp.zeros(block.bias.shape, wide))
                 return query_bar, key_bar, value_bar, bias_bar
 
+            condition = may_see(options, row.span, block.span)
             operands = (query_bar, key_bar, value_bar, block)
-            query_bar, *others = _if_seen(options, row, block, seen, unseen, *operands)
+            query_bar, *others = if_seen(condition, seen, unseen, *operands)
             return query_bar, tuple(others)
 
         first = varying_as(query, jnp.zeros(row.query.shape, wide))
@@ -244,12 +246,6 @@ def may_see(options: Options, rows: Span | None, columns: Span | None) -> jax.Ar
         conditions.append(rows.least - columns.greatest < options.window)
         conditions.append(columns.least - rows.greatest < options.window)
     return reduce(jnp.logical_and, conditions) if conditions else None
-
-
-def varying_as(query, tree):
-    """`tree` with types that vary over the axes that `query` varies over."""
-    axes = collectives.varying(query)
-    return jax.tree.map(lambda leaf: collectives.vary(leaf, axes), tree)
 
 
 def summed_to(x, like) -> jax.Array:
@@ -320,7 +316,7 @@ def _column_blocks(options: Options, key, value, sides: Sides) -> _Columns:
     inside = sides.inside
     if count * size > length:
         real = jnp.arange(count * size) < length
-        inside = real if inside is None else _padded(inside, inside.ndim - 1, count * size) & real
+        inside = real if inside is None else padded(inside, inside.ndim - 1, count * size) & real
     over = lambda x, mode="constant": None if x is None else _cut(x, x.ndim - 1, count, size, mode)
     columns = over(sides.columns, "edge")
     return _Columns(
@@ -341,23 +337,17 @@ def _with_bias(columns: _Columns, row: _Rows) -> _Columns:
     return columns._replace(bias=_cut(row.bias, row.bias.ndim - 1, count, size))
 
 
-def _padded(x, at: int, length: int, mode: str = "constant") -> jax.Array:
-    """`x` with `length` elements at position `at`: zeros added, or by "edge" its last element."""
-    widths = [(0, length - x.shape[at] if i == at else 0) for i in range(x.ndim)]
-    return jnp.pad(x, widths, mode=mode if x.size else "constant")
-
-
 def _cut(x, at: int, count: int, size: int, mode: str = "constant"):
     """`x` in `count` blocks along position `at`, stacked along a first position.
 
-    The last one is padded, see `_padded`: positions by "edge", so that those of a padded block lie
+    The last one is padded: positions by "edge", so that those of a padded block lie
     as close together as those of a whole one.
     """
     if x is None:
         return None
     if x.shape[at] == 1 < count * size:
         return jnp.broadcast_to(x, (count, *x.shape))
-    x = _padded(x, at, count * size, mode)
+    x = padded(x, at, count * size, mode)
     parts = x.reshape(*x.shape[:at], count, size, *x.shape[at + 1 :])
     return jnp.moveaxis(parts, at, 0)
 
@@ -370,9 +360,8 @@ def _joined(parts, at: int, length: int) -> jax.Array:
     return lax.slice_in_dim(joined, 0, length, axis=at)
 
 
-def _if_seen(options: Options, row: _Rows, block: _Columns, seen, unseen, *operands):
-    """`seen(*operands)` where a row of the block may see one of the columns, else `unseen`."""
-    condition = may_see(options, row.span, block.span)
+def if_seen(condition, seen: Callable, unseen: Callable, *operands):
+    """`seen(*operands)` where the condition holds or nothing is known of it, else `unseen`."""
     if condition is None:
         return seen(*operands)
     return lax.cond(condition, seen, unseen, *operands)
@@ -386,10 +375,7 @@ def _scores(options: Options, labels: _Labels, row: _Rows, block: _Columns, wide
     scores = jnp.einsum(
         row.query, labels.query, block.key, labels.key, labels.scores, preferred_element_type=wide
     )
-    scores, slope = scores * options.scale, None
-    if options.softcap is not None:
-        bent = jnp.tanh(scores / options.softcap)
-        scores, slope = bent * options.softcap, 1 - bent * bent
+    scores, slope = capped(scores * options.scale, options.softcap)
     if block.bias is not None:
         scores = scores + block.bias.astype(wide)
     conditions = [] if block.inside is None else [block.inside]

@@ -16,9 +16,9 @@ from jax import lax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from meshdsl.ops.attention_blocks import HIDDEN, Options
-from meshdsl.ops.attention_kernels import seen_of
-from meshdsl.ops.attention_splash import (
+from meshdsl.ops.attention.blocks import HIDDEN, Options
+from meshdsl.ops.attention.kernels import seen_of
+from meshdsl.ops.attention.splash import (
     BACKWARD_COLUMNS,
     COLUMNS,
     ROWS,

@@ -8,33 +8,43 @@ blocks of plain JAX serve all the others.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
-from meshdsl.dims import Dim, Dims, show
-from meshdsl.errors import MeshDSLError, nearest, quote, whole_number
+from meshdsl.dims import Dim
+from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.lowering.moves.move import ByParts, Move
-from meshdsl.ops import attention_cudnn, attention_parts
-from meshdsl.ops.attention_blocks import SAVED, Options, Sides
-from meshdsl.ops.attention_kernels import (
+from meshdsl.ops.arrays import fitted, in_order
+from meshdsl.ops.attention import cudnn, parts
+from meshdsl.ops.attention.arguments import (
+    ONE,
+    Call,
+    beside_of,
+    call_of,
+    check_dtypes,
+    options_of,
+)
+from meshdsl.ops.attention.blocks import SAVED, Options, Sides
+from meshdsl.ops.attention.kernels import (
     Place,
     Runs,
-    attend_by_pallas,
-    attend_by_splash,
     cudnn_lacks,
+    kernel_of,
     pallas_lacks,
     splash_lacks,
     visible_share,
 )
-from meshdsl.ops.attention_parts import Way, by_blocks
+from meshdsl.ops.attention.parts import Way, by_blocks
 from meshdsl.ops.checkpoint import mark
+from meshdsl.ops.checks import one_of
 from meshdsl.ops.declare import Case, Draw, op
-from meshdsl.tensor import Tensor, is_tensor
+from meshdsl.tensor import Tensor
 
 
 def _attention_example(attention: Callable, draw: Draw) -> Case:
@@ -133,56 +143,13 @@ def attention(
       MeshDSLError: a tensor lacks a dim or has one that it must not have, dtypes differ, or an
         implementation is asked for that cannot serve the call.
     """
-    call = _call(query, key, value, queries, memory, head_dim)
-    _check_dtypes(query, key, value)
-    if window is not None:
-        whole_number("attention: `window`", window, 1)
-    if softcap is not None and not softcap > 0:
-        raise MeshDSLError(f"attention: `softcap` is a number above 0, not {quote(softcap)}")
-    row_segments, column_segments = _pair("segments", segments, call)
-    rows, columns = _pair("positions", positions, call, optional=True)
-    if bias is not None and call.memory not in bias.dims:
-        raise MeshDSLError(
-            f"attention: `bias` {show(bias.dims)} has no {call.memory}; a softmax over it would "
-            "cancel what is the same for every key"
-        )
-    given = {
-        "rows": rows,
-        "columns": columns,
-        "row_segments": row_segments,
-        "column_segments": column_segments,
-        "bias": bias,
-        "sinks": sinks,
-    }
-    positioned = causal or window is not None
-    beside = {
-        name: t
-        for name, t in given.items()
-        if t is not None and (positioned or name not in ("rows", "columns"))
-    }
-    scores = (*call.shared, *call.own, call.queries, call.memory)
-    for name, t in beside.items():
-        unknown = dim_algebra.without(t.dims, scores[:-1] if name == "sinks" else scores)
-        if unknown:
-            raise MeshDSLError(
-                f"attention: `{_ARGUMENTS[name]}` {show(t.dims)} has {unknown[0]}; it has dims of "
-                f"{show(scores[:-1] if name == 'sinks' else scores)}"
-            )
-    options = Options(
-        shared=len(call.shared),
-        causal=bool(causal),
-        window=window,
-        softcap=None if softcap is None else float(softcap),
-        scale=float(scale) if scale is not None else max(call.head_dim.size, 1) ** -0.5,
-        # A single row of scores is small, and to cut the keys into blocks would be to copy them.
-        **({"block": max(call.memory.size, 1)} if call.queries is ONE else {}),
-    )
-    if implementation is not None and implementation not in IMPLEMENTATIONS:
-        raise MeshDSLError(
-            f"attention: `implementation` is one of {', '.join(map(repr, IMPLEMENTATIONS))}, not "
-            f"{quote(implementation)}{nearest(str(implementation), IMPLEMENTATIONS)}"
-        )
-    counted = rows is None and columns is None
+    call = call_of(query, key, value, queries, memory, head_dim)
+    check_dtypes(query, key, value)
+    options = options_of(call, causal, window, softcap, scale)
+    beside = beside_of(call, options, segments, positions, bias, sinks)
+    if implementation is not None:
+        one_of("attention: `implementation`", implementation, IMPLEMENTATIONS)
+    counted = not any(t is not None for t in positions or ())
     share = visible_share(options, call.queries.size, call.memory.size, counted)
     mark(SAVED)
 
@@ -199,8 +166,7 @@ def attention(
         if call.queries is ONE:
             order = dim_algebra.without(order, (ONE,))
             result = jnp.squeeze(result, -2)
-        result = jnp.transpose(result, [order.index(d) for d in call.out])
-        return at.fitting(result, call.out, "attention")
+        return at.fitting(in_order(result, order, call.out), call.out, "attention")
 
     return apply_op(
         "attention",
@@ -214,117 +180,8 @@ def attention(
     )
 
 
-_ARGUMENTS = {
-    "rows": "positions",
-    "columns": "positions",
-    "row_segments": "segments",
-    "column_segments": "segments",
-    "bias": "bias",
-    "sinks": "sinks",
-}
-
-
-ONE = Dim("_one_query", 1)  # the dim of the queries of a call that has none
-
-
-class Call(NamedTuple):
-    """The dims of one call by what they are for.
-
-    Attributes:
-      queries, memory, head_dim: as the call names them; `queries` is ONE where it names none.
-      features: of the values.
-      shared: those of key and value besides; the query is the same for one that it lacks.
-      own: those that only the query has.
-      out: of the result.
-    """
-
-    queries: Dim
-    memory: Dim
-    head_dim: Dim
-    features: Dim
-    shared: Dims
-    own: Dims
-    out: Dims
-
-
-def _call(query: Tensor, key: Tensor, value: Tensor, queries, memory, head_dim) -> Call:
-    dim_algebra.union("attention", [query.dims, key.dims, value.dims])
-    of_query, of_key, of_value = (
-        f"attention, {name}" for name in ("the query", "the key", "the value")
-    )
-    queries = ONE if queries is None else dim_algebra.find(of_query, query.dims, queries)
-    memory = dim_algebra.find(of_key, key.dims, memory)
-    head_dim = dim_algebra.find(of_query, query.dims, head_dim)
-    dim_algebra.find(of_key, key.dims, head_dim)
-    dim_algebra.find(of_value, value.dims, memory)
-    for name, t in (("key", key), ("value", value)):
-        if queries in t.dims:
-            raise MeshDSLError(
-                f"attention: the {name} {show(t.dims)} has {queries}, the dim of the queries; "
-                f'rename it there: md.rename({name}, "{queries.name}", "memory")'
-            )
-    if memory in query.dims:
-        raise MeshDSLError(
-            f"attention: the query {show(query.dims)} has {memory}, the dim of the keys; rename it "
-            f'there: md.rename(query, "{memory.name}", "queries")'
-        )
-    features = head_dim
-    if head_dim not in value.dims:
-        candidates = dim_algebra.without(value.dims, (*query.dims, *key.dims))
-        if len(candidates) != 1:
-            raise MeshDSLError(
-                f"attention: the value {show(value.dims)} has {len(candidates)} dims that could be "
-                f"its features: it has {head_dim}, or one dim that the query {show(query.dims)} "
-                f"and the key {show(key.dims)} lack"
-            )
-        features = candidates[0]
-    special = (queries, memory, head_dim, features)
-    shared = tuple(dict.fromkeys(d for d in (*key.dims, *value.dims) if d not in special))
-    own = dim_algebra.without(query.dims, (*shared, *special))
-    lacking = dim_algebra.without(shared, query.dims)
-    out = (*lacking, *dim_algebra.replace(query.dims, head_dim, (features,)))
-    return Call(queries, memory, head_dim, features, shared, own, out)
-
-
-def _check_dtypes(query: Tensor, key: Tensor, value: Tensor) -> None:
-    dtypes = [t.dtype for t in (query, key, value)]
-    if len(set(dtypes)) > 1 or not jnp.issubdtype(dtypes[0], jnp.floating):
-        raise MeshDSLError(
-            "attention: query, key and value are real floating-point numbers of one dtype, not "
-            f"{', '.join(map(str, dtypes))}; md.cast them"
-        )
-
-
-def _pair(name: str, given, call: Call, optional: bool = False):
-    """The Tensors of the queries and of the memory that an argument gives."""
-    if given is None:
-        return None, None
-    pair = given if isinstance(given, (tuple, list)) else (given,)
-    allowed = [is_tensor(t) or (optional and t is None) for t in pair]
-    if len(pair) != 2 or not all(allowed):
-        raise MeshDSLError(
-            f"attention: `{name}` is a pair of Tensors, of the queries and of the memory"
-        )
-    dims = (call.queries, call.memory)
-    for t, own, other in zip(pair, dims, dims[::-1], strict=True):
-        if t is None:
-            continue
-        if not jnp.issubdtype(t.dtype, jnp.integer):
-            raise MeshDSLError(
-                f"attention: `{name}` {show(t.dims)} is {t.dtype}; it has whole numbers"
-            )
-        lacks = name == "segments" and own is not ONE and own not in t.dims
-        if lacks or other in t.dims:
-            raise MeshDSLError(
-                f"attention: `{name}` are a pair, of the queries with {call.queries} and of the "
-                f"memory with {call.memory}, not "
-                + " and ".join("None" if t is None else show(t.dims) for t in pair)
-            )
-    return pair
-
-
 def _operands(at: DeviceLoop, call: Call, tensors, arrays) -> tuple[jax.Array, ...]:
-    """Query, key and value in the order that `attention_blocks` describes."""
+    """Query, key and value in the order that `blocks.py` describes."""
     leading = (*call.shared, *call.own)
     orders = (
         (*leading, call.queries, call.head_dim),
@@ -336,22 +193,22 @@ def _operands(at: DeviceLoop, call: Call, tensors, arrays) -> tuple[jax.Array, .
     if ring is not None:
         sizes[call.memory] = ring.size
     return tuple(
-        jnp.broadcast_to(_fit(t.dims, arrays[name], order), [sizes[d] for d in order])
+        jnp.broadcast_to(fitted(arrays[name], t.dims, order), [sizes[d] for d in order])
         for name, t, order in zip(("query", "key", "value"), tensors, orders, strict=True)
     )
 
 
 def _sides(at: DeviceLoop, call: Call, options: Options, beside, arrays) -> Sides:
     """What stands beside them. Positions that are not given are counted where they are needed."""
-    scores = (*call.shared, *call.own, call.queries, call.memory)
-    arrays_beside = {name: _fit(t.dims, arrays[name], scores) for name, t in beside.items()}
+    scores = call.scores
+    arrays_beside = {name: fitted(arrays[name], t.dims, scores) for name, t in beside.items()}
     in_parts = at.in_parts(call.memory) is not None  # then columns are counted part by part
     if options.causal or options.window is not None:
         for name, dim in (("rows", call.queries), ("columns", call.memory)):
             if name not in arrays_beside and not (in_parts and name == "columns"):
-                arrays_beside[name] = _fit((dim,), at.indices(dim), scores)
+                arrays_beside[name] = fitted(at.indices(dim), (dim,), scores)
     if at.padding(call.memory) and not in_parts:
-        arrays_beside["inside"] = _fit((call.memory,), at.inside((call.memory,)), scores)
+        arrays_beside["inside"] = fitted(at.inside((call.memory,)), (call.memory,), scores)
     return Sides(**arrays_beside)
 
 
@@ -361,13 +218,6 @@ def _way(at: DeviceLoop, call: Call, options: Options, beside) -> Way:
     counted = (options.causal or options.window is not None) and "columns" not in beside
     travels = () if ring is None else tuple(n for n, t in beside.items() if ring.has(t.dims))
     return Way(options, by_blocks(options), at, call.memory, counted, ring, travels)
-
-
-def _fit(dims: Dims, array, order: Dims) -> jax.Array:
-    """An array of `dims` with these in `order`, with size 1 for those that it lacks."""
-    array = jnp.transpose(array, [dims.index(d) for d in order if d in dims])
-    sizes = iter(array.shape)
-    return array.reshape([next(sizes) if d in dims else 1 for d in order])
 
 
 # -- which kernel ----------------------------------------------------------------------------------
@@ -392,24 +242,28 @@ class Implementation(NamedTuple):
 
 def _attend_by_blocks(way: Way, _, *arrays) -> jax.Array:
     if way.ring is None and not way.at.axes(way.memory):
-        return attention_parts.attend_whole(way.options, *arrays)
-    return attention_parts.attend(way, *arrays)
+        return parts.attend_whole(way.options, *arrays)
+    return parts.attend(way, *arrays)
+
+
+def _attend_by(module: str, way: Way, place: Place, *arrays) -> jax.Array:
+    return parts.attend(way._replace(kernel=kernel_of(module, way.options, place)), *arrays)
 
 
 IMPLEMENTATIONS = {
     "blocks": Implementation(_attend_by_blocks, lambda *_: ""),
-    "splash": Implementation(attend_by_splash, splash_lacks, "tpu", skips=True),
-    "cudnn": Implementation(attention_cudnn.attend, cudnn_lacks, "gpu", skips=True),
-    "pallas": Implementation(attend_by_pallas, pallas_lacks, "gpu", skips=True),
+    "splash": Implementation(partial(_attend_by, "splash"), splash_lacks, "tpu", skips=True),
+    "cudnn": Implementation(cudnn.attend, cudnn_lacks, "gpu", skips=True),
+    "pallas": Implementation(partial(_attend_by, "pallas"), pallas_lacks, "gpu", skips=True),
 }
 
 
 def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
-    parts, ring = at.parts(call.queries), at.in_parts(call.memory)
+    count, ring = at.parts(call.queries), at.in_parts(call.memory)
     # Made anew for each pass: what is traced in one cannot be used in the other.
     numbers = lambda: [start // size for start, size in at.runs(call.queries)]
-    part = numbers if parts > 1 else None
-    rows = _runs(parts, at.size(call.queries), at.order(call.queries))
+    part = numbers if count > 1 else None
+    rows = _runs(count, at.size(call.queries), at.order(call.queries))
     if ring is None:
         columns = _runs(at.parts(call.memory), at.size(call.memory), at.order(call.memory))
         padded = bool(at.padding(call.queries) or at.padding(call.memory))
@@ -421,7 +275,7 @@ def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
     whole = ring is None and at.parts(call.memory) == 1
     platform = at.platform, at.lowered
     return Place(
-        part, parts * rows.count, padded, counted, *platform, whole, rows, columns, aligned
+        part, count * rows.count, padded, counted, *platform, whole, rows, columns, aligned
     )
 
 

@@ -23,17 +23,18 @@ from meshdsl.dims import Dim
 from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.moves.ring import Ring
-from meshdsl.ops import attention_blocks
-from meshdsl.ops.attention_blocks import (
+from meshdsl.ops.arrays import varying_as, varying_together
+from meshdsl.ops.attention import blocks
+from meshdsl.ops.attention.blocks import (
     HIDDEN,
     SAVED,
     Options,
     Sides,
     Slopes,
+    if_seen,
     may_see,
     span,
     summed_to,
-    varying_as,
 )
 
 _SOME = HIDDEN / 2  # above it lies the log-sum-exp of a row that sees a column
@@ -44,9 +45,9 @@ class Kernel(NamedTuple):
 
     Attributes:
       forward: called with a range of turns, query, key, value and `Sides`; returns what
-        `attention_blocks.forward` does. The range has the turns of the ring on which the result may
+        `blocks.forward` does. The range has the turns of the ring on which the result may
         be used.
-      backward: called with the range and what `attention_blocks.backward` is called with.
+      backward: called with the range and what `blocks.backward` is called with.
     """
 
     forward: Callable
@@ -56,8 +57,8 @@ class Kernel(NamedTuple):
 def by_blocks(options: Options) -> Kernel:
     """The kernel of plain JAX."""
     return Kernel(
-        lambda turns, *arrays: attention_blocks.forward(options, *arrays),
-        lambda turns, *arrays: attention_blocks.backward(options, *arrays),
+        lambda turns, *arrays: blocks.forward(options, *arrays),
+        lambda turns, *arrays: blocks.backward(options, *arrays),
     )
 
 
@@ -104,20 +105,14 @@ def attend(way: Way, query, key, value, sides: Sides) -> jax.Array:
     A row that sees no column gets 0, and gradients of 0. Where the keys are split over devices,
     what each of them gives is a term of a sum.
     """
-    arrays, tree = jax.tree.flatten((query, key, value, sides))
-    axes = frozenset().union(*map(collectives.varying, arrays))
-    # Each device has its own term of every gradient: it is summed where the array is made to vary.
-    varying = jax.tree.unflatten(tree, [collectives.vary(x, axes) for x in arrays])
+    varying = varying_together((query, key, value, sides))
     _note(way, *varying)
     return _attend(way._replace(at=way.at.aside), *varying)
 
 
 def attend_whole(options: Options, query, key, value, sides: Sides) -> jax.Array:
     """As `attend`, by blocks, with all keys at hand."""
-    arrays, tree = jax.tree.flatten((query, key, value, sides))
-    axes = frozenset().union(*map(collectives.varying, arrays))
-    varying = jax.tree.unflatten(tree, [collectives.vary(x, axes) for x in arrays])
-    return _attend_whole(options, *varying)
+    return _attend_whole(options, *varying_together((query, key, value, sides)))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -158,7 +153,8 @@ def _forward(way: Way, query, key, value, sides: Sides):
             result = way.kernel.forward(turns, query, here.key, here.value, beside)
             return result if 0 in turns else merged(state, result)
 
-        return _if_seen(way, turns, of_rows, beside, seen, lambda state: state, state)
+        condition = _may_see(way, turns, of_rows, beside)
+        return if_seen(condition, seen, lambda state: state, state)
 
     rows = query.shape[:-1]
     zeros = jnp.zeros((*rows, value.shape[-1]), wide), jnp.full(rows, HIDDEN, wide)
@@ -199,7 +195,7 @@ def _attend_backward(way, saved, cotangent):
 
         follows = _following(way, state)
         stays = state._replace(**dict.fromkeys(follows))
-        result = _if_seen(way, turns, of_rows, beside, seen, unseen, stays)
+        result = if_seen(_may_see(way, turns, of_rows, beside), seen, unseen, stays)
         if 0 in turns:
             return result
         arrived = way.ring.hop(follows)
@@ -287,15 +283,12 @@ def _beside(way: Way, here: Parts, sides: Sides, turn) -> Sides:
     return sides._replace(**result, inside=inside)
 
 
-def _if_seen(way: Way, turns, of_rows, beside: Sides, seen: Callable, unseen: Callable, state):
-    """`seen(state)` where a row of the span may see one of the columns, else `unseen(state)`.
+def _may_see(way: Way, turns, of_rows, beside: Sides):
+    """Whether a row of the span may see one of the columns, see `may_see`.
 
     The part of the first turn is asked for without a look: mostly, each row sees itself.
     """
-    condition = None if 0 in turns else may_see(way.options, of_rows, span(beside.columns))
-    if condition is None:
-        return seen(state)
-    return lax.cond(condition, seen, unseen, state)
+    return None if 0 in turns else may_see(way.options, of_rows, span(beside.columns))
 
 
 # -- parts that lie on several devices -------------------------------------------------------------

@@ -7,7 +7,7 @@ beside, so that rows and columns may be any parts of longer ones, in any order. 
 the first and the last block that it may see something of, and leaves out all before and after: of
 causal attention that is half, and of documents that stand one after the other nearly all.
 
-`attention_parts` puts the results of parts together and states the derivative. The program is
+`parts.py` puts the results of parts together and states the derivative. The program is
 written for JAX's Triton backend; elsewhere than on GPU it is interpreted, for tests.
 """
 
@@ -23,25 +23,18 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from meshdsl.lowering import kernels
-from meshdsl.lowering.kernels import Products
-from meshdsl.ops.attention_blocks import Options, Sides, Slopes, Span, may_see
-from meshdsl.ops.attention_kernels import Place, products_of, share_of_parts
-from meshdsl.ops.attention_pallas_kernels import (
+from meshdsl.ops.arrays import as_one, padded
+from meshdsl.ops.attention.blocks import Options, Sides, Slopes, Span, may_see
+from meshdsl.ops.attention.kernels import Place, products_of, share_of_parts
+from meshdsl.ops.attention.pallas_kernels import (
     Beside,
     Blocks,
     column_slopes_kernel,
     output_kernel,
     row_slopes_kernel,
 )
-from meshdsl.ops.attention_parts import Kernel
 
 _LARGEST = 128  # of all blocks; lengths are padded to a multiple of it
-
-
-def kernel(options: Options, place: Place) -> Kernel:
-    """This kernel for one call: compiled on GPU and interpreted elsewhere."""
-    return Kernel(partial(_forward, options, place), partial(_backward, options, place))
 
 
 def _blocks(query, value, backward: bool) -> Blocks:
@@ -87,42 +80,41 @@ class _How(NamedTuple):
     interpreted: bool
 
 
-def _forward(options: Options, place: Place, turns: range, query, key, value, sides: Sides):
-    """As `attention_blocks.forward`."""
+def forward(options: Options, place: Place, turns: range, query, key, value, sides: Sides):
+    """As `blocks.forward`."""
     rows, features = query.shape[-2], value.shape[-1]
-    how = _How(options, place.platform != "gpu")
+    run = partial(_by_rows, _how(options, place), output_kernel, _output_and_normaliser)
     products, _ = _products(options, place, turns, query, key, value)
-    run = partial(_output, how)
-    output, normaliser = _called(place, products, run, query, key, value, _needed(sides), ())
+    given = query, key, value, _needed(sides), ()
+    output, normaliser = as_one(place.lowered, run, *given, products=products)
     output = output[..., :rows, :features].reshape(*query.shape[:-1], features)
     return output, normaliser[..., :rows].reshape(query.shape[:-1])
 
 
-def _backward(
-    options: Options,
-    place: Place,
-    turns: range,
-    query,
-    key,
-    value,
-    sides: Sides,
-    *of_rows,
+def backward(
+    options: Options, place: Place, turns: range, query, key, value, sides: Sides, *of_rows
 ) -> Slopes:
-    """As `attention_blocks.backward`.
+    """As `blocks.backward`.
 
     Both kernels compute the scores and the gradients of the weights. They are counted once, as for
     kernels that do all at once.
     """
-    how = _How(options, place.platform != "gpu")
+    how = _how(options, place)
     _, (*of_columns, by_query, by_key) = _products(options, place, turns, query, key, value)
     given = query, key, value, _needed(sides), of_rows
-    rest = _called(place, (*of_columns, by_key), partial(_column_slopes, how), *given)
-    first = _called(place, (by_query,), partial(_row_slopes, how), *given)
+    run = partial(_column_slopes, how)
+    rest = as_one(place.lowered, run, *given, products=(*of_columns, by_key))
+    run = partial(_by_rows, how, row_slopes_kernel, _row_slopes)
+    (first,) = as_one(place.lowered, run, *given, products=(by_query,))
     some = (
         x[..., : like.shape[-2], : like.shape[-1]].reshape(like.shape)
         for x, like in zip((first, *rest), (query, key, value), strict=True)
     )
     return Slopes(*some)
+
+
+def _how(options: Options, place: Place) -> _How:
+    return _How(options, interpreted=place.platform != "gpu")
 
 
 def _products(options: Options, place: Place, turns: range, query, key, value):
@@ -135,11 +127,6 @@ def _needed(sides: Sides) -> Sides:
     return sides._replace(bias=None, sinks=None)
 
 
-def _called(place: Place, products: Products, fn: Callable, *given):
-    """`fn` of local arrays: in a lowering one operation, and outside of one as it is."""
-    return kernels.opaque(fn, *given, products=products) if place.lowered else fn(*given)
-
-
 def _arrays(options: Options, query, key, value, sides: Sides, of_rows: tuple) -> _Arrays:
     """The arrays as kernels have them."""
     shared = query.shape[: options.shared]
@@ -149,7 +136,7 @@ def _arrays(options: Options, query, key, value, sides: Sides, of_rows: tuple) -
 
     def wide(x, length: int, *leading: int) -> jax.Array:
         x = x.reshape(*leading, *x.shape[-2:])
-        return _padded(_padded(x, x.ndim - 1, _power(x.shape[-1])), x.ndim - 2, length)
+        return padded(padded(x, x.ndim - 1, _power(x.shape[-1])), x.ndim - 2, length)
 
     def beside(x, length: int, to: int, mode: str = "edge") -> jax.Array | None:
         if x is None:
@@ -159,7 +146,7 @@ def _arrays(options: Options, query, key, value, sides: Sides, of_rows: tuple) -
         size = max((i + 1 for i, n in enumerate(x.shape[:-1]) if n > 1), default=0)
         x = x.reshape(*x.shape[:size], -1)
         x = jnp.broadcast_to(x, (*shared[:size], length)).reshape(-1, length)
-        return _padded(x.astype(jnp.int32), 1, to, mode)
+        return padded(x.astype(jnp.int32), 1, to, mode)
 
     inside = sides.inside
     if inside is None and to_columns > columns:
@@ -167,7 +154,7 @@ def _arrays(options: Options, query, key, value, sides: Sides, of_rows: tuple) -
     positioned = options.causal or options.window is not None
     if of_rows:
         *numbers, cotangent = of_rows
-        numbers = [_padded(x.reshape(programs, own, rows), 2, to_rows) for x in numbers]
+        numbers = [padded(x.reshape(programs, own, rows), 2, to_rows) for x in numbers]
         of_rows = *numbers, wide(cotangent, to_rows, programs, own)
     return _Arrays(
         wide(query, to_rows, programs, own),
@@ -193,11 +180,6 @@ def _power(features: int) -> int:
 
 def _whole(length: int) -> int:
     return -(-length // _LARGEST) * _LARGEST
-
-
-def _padded(x, at: int, length: int, mode: str = "constant") -> jax.Array:
-    widths = [(0, length - n if i == at else 0) for i, n in enumerate(x.shape)]
-    return jnp.pad(x, widths, mode=mode) if x.shape[at] < length else x
 
 
 # -- which blocks see which ------------------------------------------------------------------------
@@ -244,80 +226,48 @@ def _first_and_last(options: Options, arrays: _Arrays, blocks: Blocks, of_column
 # -- calls -----------------------------------------------------------------------------------------
 
 
-def _output(how: _How, *given):
-    """The output and the log-sum-exp of each row, padded."""
+def _by_rows(how: _How, kernel: Callable, results: Callable, *given):
+    """What a kernel gives of blocks of rows, padded. `results(q, v)` has its shapes and dtypes."""
     arrays = _arrays(how.options, *given)
     leading = arrays.query.shape[:-1]
     arrays = arrays.by_own()
     q, k, v = arrays[:3]
-    blocks = _blocks(q, v, backward=False)
-    seen = _first_and_last(how.options, arrays, blocks, of_columns=False)
-    some, whole = partial(_spec, q.shape[0], blocks.rows), partial(_spec, q.shape[0], None)
-    output, normaliser = _call(
-        how,
-        output_kernel,
-        blocks,
-        (q.shape[1] // blocks.rows, q.shape[0]),
-        (seen, k, v, arrays.columns),
-        (q, arrays.rows),
-        whole,
-        some,
-        (
-            jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), v.dtype),
-            jax.ShapeDtypeStruct(q.shape[:-1], jnp.float32),
-        ),
-    )
-    return output.reshape(*leading, -1), normaliser.reshape(leading)
+    through, own = (k, v, arrays.columns), (q, arrays.rows, arrays.of_rows)
+    found = _call(how, kernel, arrays, through, own, results(q, v), of_columns=False)
+    return [x.reshape(*leading, *x.shape[2:]) for x in found]
+
+
+def _output_and_normaliser(q, v):
+    output = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), v.dtype)
+    return output, jax.ShapeDtypeStruct(q.shape[:-1], jnp.float32)
+
+
+def _row_slopes(q, _):
+    return (jax.ShapeDtypeStruct(q.shape, jnp.float32),)
 
 
 def _column_slopes(how: _How, *given):
     """The gradients of keys and values, padded."""
     arrays = _arrays(how.options, *given)
     q, k, v = arrays[:3]
-    blocks = _blocks(q, v, backward=True)
-    seen = _first_and_last(how.options, arrays, blocks, of_columns=True)
-    return _call(
-        how,
-        column_slopes_kernel,
-        blocks,
-        (k.shape[1] // blocks.columns, k.shape[0]),
-        (seen, q, arrays.rows, arrays.of_rows),
-        (k, v, arrays.columns),
-        partial(_spec, k.shape[0], None),
-        partial(_spec, k.shape[0], blocks.columns),
-        tuple(jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (k, v)),
-    )
+    through, own = (q, arrays.rows, arrays.of_rows), (k, v, arrays.columns)
+    results = tuple(jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (k, v))
+    return _call(how, column_slopes_kernel, arrays, through, own, results, of_columns=True)
 
 
-def _row_slopes(how: _How, *given):
-    """The gradients of the queries, padded."""
-    arrays = _arrays(how.options, *given)
-    shape, arrays = arrays.query.shape, arrays.by_own()
-    q, k, v = arrays[:3]
-    blocks = _blocks(q, v, backward=True)
-    seen = _first_and_last(how.options, arrays, blocks, of_columns=False)
-    (by_query,) = _call(
-        how,
-        row_slopes_kernel,
-        blocks,
-        (q.shape[1] // blocks.rows, q.shape[0]),
-        (seen, k, v, arrays.columns),
-        (q, arrays.rows, arrays.of_rows),
-        partial(_spec, q.shape[0], None),
-        partial(_spec, q.shape[0], blocks.rows),
-        (jax.ShapeDtypeStruct(q.shape, jnp.float32),),
-    )
-    return by_query.reshape(shape)
-
-
-def _call(how: _How, kernel, blocks: Blocks, grid, through, own, whole, some, made):
+def _call(how: _How, kernel, arrays: _Arrays, through, own, results, *, of_columns: bool):
     """A kernel of arrays that a program goes `through`, and of blocks that are its `own`."""
+    blocks = _blocks(arrays.query, arrays.value, backward=bool(arrays.of_rows))
+    seen = _first_and_last(how.options, arrays, blocks, of_columns)
+    along, block = (arrays.key, blocks.columns) if of_columns else (arrays.query, blocks.rows)
+    whole, some = partial(_spec, along.shape[0], None), partial(_spec, along.shape[0], block)
+    through = (seen, *through)
     return pl.pallas_call(
         partial(kernel, how.options, blocks),
-        grid=grid,
+        grid=(along.shape[1] // block, along.shape[0]),
         in_specs=[jax.tree.map(whole, through), jax.tree.map(some, own)],
-        out_specs=jax.tree.map(some, made),
-        out_shape=made,
+        out_specs=jax.tree.map(some, results),
+        out_shape=results,
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=2),
         interpret=how.interpreted,
         name=kernel.__name__,

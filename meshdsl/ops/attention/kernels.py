@@ -1,6 +1,6 @@
 """Attention by the kernels of a platform: splash on TPU, cuDNN and a Pallas kernel on GPU.
 
-Arrays are in the order that `attention_blocks` describes. A kernel serves some calls only; what it
+Arrays are in the order that `blocks.py` describes. A kernel serves some calls only; what it
 lacks for a call is said by `splash_lacks`, `cudnn_lacks` and `pallas_lacks`.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -18,9 +19,8 @@ import numpy as np
 
 from meshdsl.later import imported
 from meshdsl.lowering.kernels import Product, Products
-from meshdsl.ops.attention_blocks import Options, Sides
-from meshdsl.ops.attention_parts import Way
-from meshdsl.ops.attention_parts import attend as attend_to_parts
+from meshdsl.ops.attention.blocks import Options, Sides
+from meshdsl.ops.attention.parts import Kernel
 
 LANES = 128  # splash works on blocks of a multiple of them, and lengths are padded to one
 _FEWEST_ROWS = 16  # of a product of tensor cores
@@ -73,6 +73,17 @@ class Place(NamedTuple):
     aligned: bool
 
 
+def kernel_of(module: str, options: Options, place: Place) -> Kernel:
+    """The kernel of a module of this folder, for one call.
+
+    It is imported here: Pallas takes as long to import as the rest of the language. Elsewhere than
+    on the platform of the kernel an interpreter runs it.
+    """
+    name = f"meshdsl.ops.attention.{module}"
+    forward, backward = (imported(name, fn) for fn in ("forward", "backward"))
+    return Kernel(partial(forward, options, place), partial(backward, options, place))
+
+
 def visible_share(options: Options, rows: int, columns: int, counted: bool) -> float:
     """The share of the scores that count, by the convention that causal attention has half of them.
 
@@ -111,10 +122,9 @@ def products_of(query, key, value, share: float) -> tuple[Products, Products]:
 
 def splash_lacks(options: Options, place: Place, query, key, value, sides: Sides) -> str:
     """What splash attention cannot do of a call; empty if it can do all."""
-    if sides.bias is not None:
-        return "it has no `bias`"
-    if sides.sinks is not None:
-        return "it has no `sinks`"
+    for name, given in (("bias", sides.bias), ("sinks", sides.sinks)):
+        if given is not None:
+            return f"it has no `{name}`"
     if not place.counted:
         return "its positions count from 0"
     rows, columns = query.shape[-2], key.shape[-2]
@@ -140,13 +150,6 @@ def splash_lacks(options: Options, place: Place, query, key, value, sides: Sides
         if segments is not None and math.prod(segments.shape[-2 - heads : -2]) > 1:
             return "its segments are the same for all heads"
     return ""
-
-
-def attend_by_splash(way: Way, place: Place, *arrays) -> jax.Array:
-    """The output, by the kernel on TPU and by an interpreter of it elsewhere."""
-    # Pallas takes as long to import as the rest of the language.
-    kernel = imported("meshdsl.ops.attention_splash", "kernel")(way.options, place)
-    return attend_to_parts(way._replace(kernel=kernel), *arrays)
 
 
 def seen_of(options: Options, rows: int, columns: int, distance: int) -> tuple[float, int | None]:
@@ -303,9 +306,3 @@ def pallas_lacks(options: Options, place: Place, query, key, value, sides: Sides
         if given is not None and math.prod(given.shape[options.shared : -2]) > 1:
             return "its positions and segments are the same for all queries that share a key"
     return ""
-
-
-def attend_by_pallas(way: Way, place: Place, *arrays) -> jax.Array:
-    """The output, by the kernel on GPU and by an interpreter of it elsewhere."""
-    kernel = imported("meshdsl.ops.attention_pallas", "kernel")(way.options, place)
-    return attend_to_parts(way._replace(kernel=kernel), *arrays)
