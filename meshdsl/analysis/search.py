@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from meshdsl.analysis.from_python import chosen_target
 from meshdsl.analysis.function import HowToLower, analysis_of
-from meshdsl.analysis.function_workload import FunctionWorkload
 from meshdsl.compiled.report import CompiledReport
 from meshdsl.compiled.topology import target_devices
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote, whole_number
 from meshdsl.layout import Layout, check_mesh
-from meshdsl.layout_search.as_dict import found_as_dict
 from meshdsl.layout_search.confirm import confirmed
 from meshdsl.layout_search.constraints import Constraints
-from meshdsl.layout_search.found import Found
+from meshdsl.layout_search.found import Found, as_dict
 from meshdsl.layout_search.layout_file import layout_file
 from meshdsl.layout_search.outcome import find
 from meshdsl.layout_search.text import describe
+from meshdsl.layout_search.workload import Workload, sizes_of
 from meshdsl.lowering.lower import Lowered
 from meshdsl.machine import Target
+from meshdsl.mesh import abstract_mesh
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,7 +48,7 @@ class Search(Found):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers."""
-        return found_as_dict(self)
+        return as_dict(self)
 
     def __repr__(self) -> str:
         return describe(self)
@@ -126,16 +126,35 @@ def search(
     def analysis(layout: Layout):
         return analysis_of("search", fn, args, layout, chosen, None, title=title, how=how)
 
-    def compile_under(layout: Layout) -> CompiledReport:
-        return analysis(layout).compile().report
-
     first = analysis(Layout(mesh={"data": chosen.devices}))
     call = first.on(first.mesh)
-    workload = FunctionWorkload(call.function, call.args, chosen, first.title, compile_under)
+    workload = function_workload(
+        *(call.function, call.args, chosen, first.title),
+        lambda layout: analysis(layout).compile().report,
+    )
     found = find(workload, constraints, seconds=seconds, evaluations=evaluations, began=began)
-    if compiled:
-        found = confirmed(found, workload, compiled)
-    return Search(**{f.name: getattr(found, f.name) for f in fields(Found)})
+    return Search(**vars(confirmed(found, workload, compiled) if compiled else found))
+
+
+def function_workload(
+    lowered: Lowered,
+    args: tuple,
+    target: Target,
+    title: str,
+    compile: Callable[[Layout], CompiledReport],
+) -> Workload:
+    """A function of Tensors with its arguments, for a search to lay out.
+
+    Args:
+      lowered: the function, under any layout on any mesh.
+      args: of one call; `ShapeDtypeStruct`s will do.
+      compile: called with a layout, compiles the function for the target.
+    """
+
+    def program(layout: Layout, settings: Mapping[str, str]):
+        return lowered.on(abstract_mesh(sizes_of(layout), target.chip.kind), layout).program(*args)
+
+    return Workload(title, target, program, lambda layout, settings: compile(layout))
 
 
 def _constraints(

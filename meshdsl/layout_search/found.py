@@ -6,10 +6,12 @@ Times are seconds of one step, sizes are bytes on one device.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any
 
 from meshdsl.estimate.explanation import AxisView
-from meshdsl.layout import Layout
+from meshdsl.layout import LEVELS, Layout
+from meshdsl.layout_search.constraints import WORDS
 
 _LESS = 1e-2  # memory that is less by this share is worth a line of its own
 
@@ -130,3 +132,33 @@ def frontier_of(judged: Iterable[Judged]) -> tuple[Judged, ...]:
         if not found or one.peak < found[-1].peak * (1 - _LESS):
             found.append(one)
     return tuple(reversed(found))
+
+
+def as_dict(found: Found) -> dict[str, Any]:
+    """Everything as dicts, lists, strings and numbers, with layouts as the tables of a file."""
+    return {f.name: _plain(getattr(found, f.name)) for f in fields(Found)}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case tuple():
+            return [_plain(one) for one in value]
+        case Rejected():
+            return _plain(value.judged) | {"why": value.why}
+        case Judged(candidate=one):
+            figures = [f.name for f in fields(Judged) if f.name != "candidate"]
+            return {
+                **_tables(one.layout),
+                "settings": dict(one.settings),
+                "shipped": one.shipped,
+                **{name: _plain(getattr(value, name)) for name in figures},
+            }
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _tables(layout: Layout) -> dict[str, Any]:
+    """The two tables of a layout file, which `Layout.from_dict` reads as the same layout."""
+    lists = {level: list(getattr(layout, level)) for level in LEVELS if getattr(layout, level)}
+    words = {word: getattr(layout, word) for word in WORDS}
+    said = {word: value for word, value in words.items() if value != WORDS[word]}
+    return {"mesh": layout.mesh_table, "layout": lists | said}

@@ -75,9 +75,8 @@ class Obeys:
         if other := [a for a in dcn if c.across and sizes[a] > 1 and a not in c.across]:
             return f"dcn {','.join(c.across)}: it has `{other[0]}` there"
         for axis in c.within_host:
-            if sizes.get(axis, 1) > 1 and not lies_within_host(
-                self.target, tuple(sizes.items()), axis
-            ):
+            lies = lambda axis: lies_within_host(self.target, tuple(sizes.items()), axis)
+            if sizes.get(axis, 1) > 1 and not lies(axis):
                 return f"within-host {axis}"
         return ""
 

@@ -1,13 +1,16 @@
 """Errors of the constraints of a search."""
 
 from dataclasses import replace
+from typing import Any
 
-from meshdsl.layout_search.check import Facts, check, nothing_fits
+from meshdsl.layout_search.check import check, nothing_fits
 from meshdsl.layout_search.constraints import Constraints, parse_keep
+from meshdsl.layout_search.workload import Workload
 from meshdsl.machine import find_target
 from tests.search.sample import SHIPPED
 
-V5P, GPUS = find_target("v5p:4x4x4"), find_target("h100:8x4")
+NOTHING: Any = None
+REMATS = {"model.remat": ("full", "attention", "none")}
 DIMS = {
     "batch": (64,),
     "length": (8192,),
@@ -17,19 +20,19 @@ DIMS = {
     "d_ff": (14336,),
     "vocab": (128256,),
 }
-FACTS = Facts(V5P, DIMS, ("full", "attention", "none"), batch=64)
-ON_GPUS = Facts(GPUS, DIMS, ("full", "none"), batch=64)
-SLICES = Facts(find_target("v5p:4x4x4", slices=2), DIMS, batch=64)
 
 
-def refused(facts=FACTS, keep=(), **given):
+def refused(target="v5p:4x4x4", slices=1, rows=64, choices=REMATS, keep=(), **given):
     """The error of constraints, of which those that are kept are texts."""
-    check(Constraints(keep=parse_keep(keep).layout, **given), facts)
+    machine = find_target(target, slices=slices)
+    workload = Workload("a model", machine, NOTHING, NOTHING, rows, choices)
+    check(Constraints(keep=parse_keep(keep)[0], **given), workload, DIMS)
 
 
 def too_large(gib, **given):
     """The error of a search of which the least that was found needs so much memory."""
-    raise nothing_fits(Constraints(**given), FACTS, replace(SHIPPED, peak=int(0.9 * gib * 2**30)))
+    least = replace(SHIPPED, peak=int(0.9 * gib * 2**30))
+    raise nothing_fits(Constraints(**given), find_target("v5p:4x4x4"), least)
 
 
 ERRORS = {
@@ -66,11 +69,11 @@ ERRORS = {
         ["search: remat ful: there is no such value of `model.remat`; did you mean `full`?"],
     ),
     "remat of a model without it": (
-        lambda: refused(SLICES, remat=("full",)),
+        lambda: refused(choices={}, remat=("full",)),
         ["search: remat full: this model has no setting `remat`"],
     ),
     "microbatches of a function": (
-        lambda: refused(Facts(V5P, DIMS), microbatches=(2,)),
+        lambda: refused(rows=0, microbatches=(2,)),
         ["search: microbatches 2: this function has no setting `microbatches`"],
     ),
     "microbatches that do not divide": (
@@ -114,15 +117,15 @@ ERRORS = {
         ["search: no layout obeys dcn replica=2", "there is 1 slice, and 2 are asked for"],
     ),
     "an axis over more slices than there are": (
-        lambda: refused(SLICES, dcn={"replica": 4}),
+        lambda: refused(slices=2, dcn={"replica": 4}),
         ["obeys dcn replica=4 on 2 slices of v5p:4x4x4, 128 devices: there are 2 slices, and 4"],
     ),
     "an axis over nodes": (
-        lambda: refused(ON_GPUS, dcn={"replica": 8}),
+        lambda: refused("h100:8x4", dcn={"replica": 8}),
         ["there are 4 nodes, and 8 are asked for"],
     ),
     "an axis larger than a host": (
-        lambda: refused(ON_GPUS, within_host=("model",), mesh={"model": 16}),
+        lambda: refused("h100:8x4", within_host=("model",), mesh={"model": 16}),
         [
             "obeys within-host model on h100:8x4, 32 devices: a node has 8 devices, and an axis "
             "within one may have a size of 1, 2, 4 or 8, not 16",
@@ -133,7 +136,7 @@ ERRORS = {
         ["a host has 4 devices, and an axis within one may have a size of 1 or 2, not 8"],
     ),
     "two axes larger than a host": (
-        lambda: refused(ON_GPUS, within_host=("a", "b"), mesh={"a": 4, "b": 4}),
+        lambda: refused("h100:8x4", within_host=("a", "b"), mesh={"a": 4, "b": 4}),
         ["obeys within-host b on", "a node has 8 devices, which 16 does not divide"],
     ),
     "nothing left for an axis": (

@@ -6,7 +6,7 @@ python -m tests.search.golden        writes the files anew
 from pathlib import Path
 
 from meshdsl.commands.settings import model_values
-from meshdsl.commands.training_workload import TrainingWorkload
+from meshdsl.commands.training_workload import training_workload
 from meshdsl.compiled.topology import compile_only
 from meshdsl.layout_search.constraints import Constraints
 from meshdsl.layout_search.outcome import find
@@ -30,7 +30,7 @@ def text_of(case: str) -> str:
     """What is found: the layout, the time of a step and the peak, to three digits."""
     model, target, rows, settings = CASES[case]
     config = override(Config(), settings, **model_values(model), batch=rows)
-    workload = TrainingWorkload(config, find_target(target), case)
+    workload = training_workload(config, find_target(target), case)
     found = find(workload, Constraints(), seconds=None, evaluations=EVALUATIONS).best
     figures = f"step {found.step:.3g} s, peak {found.peak / 2**30:.3g} GiB"
     return "\n".join([*candidate_lines(found.candidate), figures, ""])

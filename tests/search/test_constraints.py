@@ -22,7 +22,7 @@ HYBRID = md.Layout(
 
 
 def kept(*texts):
-    return Constraints(keep=parse_keep(texts).layout)
+    return Constraints(keep=parse_keep(texts)[0])
 
 
 def broken(c, layout=FSDP_SEQUENCE, target=V5P, **settings):
@@ -111,12 +111,11 @@ def test_an_axis_that_is_kept_is_larger_than_one_unless_its_size_says_so():
 
 
 def test_a_shipped_layout_is_kept_with_its_sizes_unless_others_are_given():
-    keep = parse_keep(["fsdp-sequence", "parameters: d_ff -> model"])
-    assert keep.mesh == {"model": 2} and keep.dcn == {}
-    assert keep.layout is not None
+    keep, within, across = parse_keep(["fsdp-sequence", "parameters: d_ff -> model"])
+    assert within == {"model": 2} and across == {} and keep is not None
     latent = {"rule": "latent?, query_latent? -> data", "uneven": "pad"}
-    assert keep.layout.parameters == ["d_model -> data", latent, "d_ff -> model"]
-    assert keep.layout.rules[2] == {"rule": "vocab? -> model", "uneven": "pad"}
+    assert keep.parameters == ["d_model -> data", latent, "d_ff -> model"]
+    assert keep.rules[2] == {"rule": "vocab? -> model", "uneven": "pad"}
 
 
 def test_an_axis_lies_within_a_host_by_the_place_of_its_devices():

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshdsl.layout import Layout
-from meshdsl.layout_search.as_dict import found_as_dict
-from meshdsl.layout_search.found import Rejected
+from meshdsl.layout_search.found import Rejected, as_dict
 from meshdsl.layout_search.text import describe, layout_words, line_words, verdict
 from tests.search.sample import BEST, CONTEXT, FOUND, FSDP, SHIPPED, SMALL, TENSOR
 
@@ -80,7 +79,7 @@ def test_layouts_in_one_line():
 
 
 def test_json_has_layouts_as_the_tables_of_a_file():
-    read = json.loads(json.dumps(found_as_dict(FOUND)))
+    read = json.loads(json.dumps(as_dict(FOUND)))
     assert set(read) == set(FOUND.__dataclass_fields__)
     best = read["best"]
     assert best["mesh"] == {"data": 32, "context": 2} and best["settings"]["model.remat"] == "none"
