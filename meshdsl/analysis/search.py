@@ -101,13 +101,20 @@ def search(
         other, of which the error names the first that fails; or nothing fits.
     """
     began = time.monotonic()
-    constraints = _constraints(keep, never, axes, within_host, dcn, memory)
-    if seconds is not None and (
-        isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0
-    ):
+    if seconds is not None and not seconds > 0:
         raise MeshDSLError(f"search: `seconds` is a time of more than 0, not {quote(seconds)}")
     if evaluations is not None:
         evaluations = whole_number("search: `evaluations`", evaluations, 1)
+    dcn = {} if dcn is None else dcn
+    check_mesh(dcn, "search: `dcn`")
+    constraints = Constraints(
+        keep=keep,
+        never=tuple(never),
+        axes=whole_number("search: `axes`", axes, 1),
+        within_host=tuple(within_host),
+        dcn={axis: whole_number(f"search: `dcn`, axis `{axis}`", n, 1) for axis, n in dcn.items()},
+        memory=None if memory is None else whole_number("search: `memory`", memory, 1),
+    )
     chosen = chosen_target("search", target)
     if chosen is None or not chosen.timed:
         raise MeshDSLError(
@@ -155,32 +162,3 @@ def function_workload(
         return lowered.on(abstract_mesh(sizes_of(layout), target.chip.kind), layout).program(*args)
 
     return Workload(title, target, program, lambda layout, settings: compile(layout))
-
-
-def _constraints(
-    keep: Any, never: Any, axes: Any, within_host: Any, dcn: Any, memory: Any
-) -> Constraints:
-    """What the caller has decided.
-
-    Raises:
-      MeshDSLError: something is not of its type.
-    """
-    if keep is not None and not isinstance(keep, Layout):
-        raise MeshDSLError(
-            f"search: `keep` is a Layout of the rules that must be there, not {quote(keep)}"
-        )
-    for name, words in (("never", never), ("within_host", within_host)):
-        if not isinstance(words, (list, tuple)) or not all(isinstance(w, str) for w in words):
-            raise MeshDSLError(f"search: `{name}` is a list of texts, not {quote(words)}")
-    dcn = {} if dcn is None else dcn
-    check_mesh(dcn, "search: `dcn`")
-    for axis, size in dcn.items():
-        whole_number(f"search: `dcn`, axis `{axis}`", size, 1)
-    return Constraints(
-        keep=keep,
-        never=tuple(never),
-        axes=whole_number("search: `axes`", axes, 1),
-        within_host=tuple(within_host),
-        dcn=dict(dcn),
-        memory=None if memory is None else whole_number("search: `memory`", memory, 1),
-    )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.figures import byte_words
-from meshdsl.layout_search.found import Found, Judged, Rejected, frontier_of
+from meshdsl.layout_search.found import Found, Judged, frontier_of
 from meshdsl.layout_search.judge import rank
 from meshdsl.layout_search.workload import Workload
 
@@ -21,8 +21,7 @@ def confirmed(found: Found, workload: Workload, count: int) -> Found:
     Raises:
       MeshDSLError: the compiler is not installed, or refuses all candidates.
     """
-    rejected = [one.judged for one in found.rejected]
-    known = [found.best, found.second, *found.frontier, *rejected, found.shipped]
+    known = [found.best, found.second, *found.frontier, *found.rejected, found.shipped]
     unique = {id(j.candidate): j for j in known if j is not None and j.fits}
     waiting = sorted(unique.values(), key=rank)
     if count > 1 and found.shipped is not None and found.shipped not in waiting[:count]:
@@ -47,8 +46,6 @@ def confirmed(found: Found, workload: Workload, count: int) -> Found:
     left = [j for j in found.frontier if id(j.candidate) not in by_candidate]
     # Figures of the compiler and of the estimate do not stand side by side where they need not.
     unlike = [j for j in others if j.candidate.layout != best.candidate.layout]
-    worse = [Rejected(j, f"the compiler: {j.refused}") for j in refused]
-    worse += [r for r in found.rejected if id(r.judged.candidate) not in by_candidate]
     shipped = found.shipped
     return replace(
         found,
@@ -57,7 +54,7 @@ def confirmed(found: Found, workload: Workload, count: int) -> Found:
         frontier=(*(j for j in left if j.peak < sure[0].peak), *sure),
         shipped=by_candidate.get(id(shipped.candidate), shipped) if shipped else None,
         differences=found.differences if best.candidate is found.best.candidate else (),
-        rejected=tuple(worse),
+        rejected=(*refused, *(j for j in found.rejected if id(j.candidate) not in by_candidate)),
         compiled=len(by_candidate),
     )
 

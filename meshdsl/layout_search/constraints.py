@@ -12,11 +12,17 @@ from meshdsl.errors import MeshDSLError, quote
 from meshdsl.layout import LEVELS, Layout, Rule
 from meshdsl.parsing import parse_toml
 
-# What a layout says beside its rules, with the value that stands for nothing said.
-WORDS = {"gather": "layer", "sum": "step", "uneven": "error", "strict": False}
 _LEVEL = re.compile(rf"\s*({'|'.join(LEVELS)})\s*:\s*(.*)", re.DOTALL)
 _KEY = re.compile(r"\s*\w+\s*=")
 _NEVER = re.compile(r"\s*(\w+|\*)\s*->\s*(\w+|\*)\s*")
+# What a layout says beside its rules, with the value that stands for nothing said.
+WORDS = {"gather": "layer", "sum": "step", "uneven": "error", "strict": False}
+
+
+def words_of(layout: Layout) -> dict[str, Any]:
+    """What a layout says beside its rules, such as `{"gather": "step"}`."""
+    said = {word: getattr(layout, word) for word in WORDS}
+    return {word: value for word, value in said.items() if value != WORDS[word]}
 
 
 @dataclass(frozen=True)
@@ -69,9 +75,8 @@ class Constraints:
 
     @property
     def words(self) -> dict[str, Any]:
-        """What `keep` says beside its rules, such as `{"gather": "step"}`."""
-        said = {word: getattr(self.keep, word) for word in WORDS} if self.keep else {}
-        return {word: value for word, value in said.items() if value != WORDS[word]}
+        """What `keep` says beside its rules."""
+        return words_of(self.keep) if self.keep else {}
 
     def size_words(self, axis: str) -> str:
         """The size of an axis as the user has said it, without the dashes of the flag."""
@@ -107,8 +112,7 @@ def parse_keep(texts: Sequence[str]) -> tuple[Layout | None, dict[str, int], dic
         found = _parse_one(text)
         for level in LEVELS:
             given[level] += getattr(found, level)
-        stated = {word: getattr(found, word) for word in WORDS}
-        given |= {word: value for word, value in stated.items() if value != WORDS[word]}
+        given |= words_of(found)
         sizes |= found.mesh
         across += found.dcn
     fixed = {axis: size for axis, size in sizes.items() if isinstance(size, int)}

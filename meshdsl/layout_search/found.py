@@ -11,7 +11,7 @@ from typing import Any
 
 from meshdsl.estimate.explanation import AxisView
 from meshdsl.layout import LEVELS, Layout
-from meshdsl.layout_search.constraints import WORDS
+from meshdsl.layout_search.constraints import words_of
 
 _LESS = 1e-2  # memory that is less by this share is worth a line of its own
 
@@ -79,14 +79,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Rejected:
-    """A candidate near to the best that was not taken, and why, in one line."""
-
-    judged: Judged
-    why: str
-
-
-@dataclass(frozen=True)
 class Found:
     """What a search found.
 
@@ -102,7 +94,8 @@ class Found:
         next one is faster and takes more.
       shipped: the fastest shipped layout that fits; None if none does.
       differences: between `best` and `shipped`.
-      rejected: nearest to the best first.
+      rejected: near to the best and not taken: what is faster and does not fit, then what is
+        slower.
       explained: how many were estimated.
       compiled: how many were compiled.
       seconds: that the search took, compilations left out.
@@ -118,7 +111,7 @@ class Found:
     frontier: tuple[Judged, ...]
     shipped: Judged | None
     differences: tuple[Difference, ...]
-    rejected: tuple[Rejected, ...]
+    rejected: tuple[Judged, ...]
     explained: int
     compiled: int
     seconds: float
@@ -143,8 +136,6 @@ def _plain(value: Any) -> Any:
     match value:
         case tuple():
             return [_plain(one) for one in value]
-        case Rejected():
-            return _plain(value.judged) | {"why": value.why}
         case Judged(candidate=one):
             figures = [f.name for f in fields(Judged) if f.name != "candidate"]
             return {
@@ -159,6 +150,4 @@ def _plain(value: Any) -> Any:
 def _tables(layout: Layout) -> dict[str, Any]:
     """The two tables of a layout file, which `Layout.from_dict` reads as the same layout."""
     lists = {level: list(getattr(layout, level)) for level in LEVELS if getattr(layout, level)}
-    words = {word: getattr(layout, word) for word in WORDS}
-    said = {word: value for word, value in words.items() if value != WORDS[word]}
-    return {"mesh": layout.mesh_table, "layout": lists | said}
+    return {"mesh": layout.mesh_table, "layout": lists | words_of(layout)}

@@ -14,7 +14,7 @@ from typing import Any
 from meshdsl.estimate.explanation import Explanation, MoveView
 from meshdsl.figures import byte_words, time_words
 from meshdsl.layout import LEVELS, Layout, Rule
-from meshdsl.layout_search.constraints import WORDS
+from meshdsl.layout_search.constraints import words_of
 
 _WIDTH = 100
 _WRAPPED: dict[str, Any] = {
@@ -57,9 +57,7 @@ def layout_file(layout: Layout, heading: str, explanation: Explanation | None = 
             lines.append("]")
         elif level == "rules":
             lines.append("rules = []")
-    for word, default in WORDS.items():
-        if (value := getattr(layout, word)) != default:
-            lines.append(f"{word} = {_value(value)}")
+    lines += [f"{word} = {_value(value)}" for word, value in words_of(layout).items()]
     return "\n".join(lines) + "\n"
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import LEVELS, Layout, Rule
 from meshdsl.layout_search.constraints import Constraints, kept_words, parse_never
+from meshdsl.layout_search.plan import attributes
 from meshdsl.layout_search.workload import sizes_of
 from meshdsl.machine.coordinates import device_coordinates
 from meshdsl.machine.target import HOST, Target
@@ -110,14 +111,9 @@ def _missed(kept: Sequence[Rule], rules: Sequence[Rule]) -> Rule | None:
 
 def _is(kept: Rule, rule: Rule) -> bool:
     """Whether `rule` is the one that is kept, with the attributes that are stated."""
-    return (
-        (kept.dim, kept.axis) == (rule.dim, rule.axis)
-        and (rule.pads or not kept.pads)
-        and kept.move in ("collective", rule.move)
-        and kept.order in ("natural", rule.order)
-        and kept.microbatches in (None, rule.microbatches)
-        and kept.rounds in (1, rule.rounds)
-    )
+    has = attributes(rule)
+    stated = all(has.get(name) == value for name, value in attributes(kept).items())
+    return stated and (kept.dim, kept.axis) == (rule.dim, rule.axis)
 
 
 def host_devices(target: Target) -> int:

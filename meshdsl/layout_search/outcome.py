@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.figures import byte_words, time_words
 from meshdsl.layout import LEVELS, Rule
 from meshdsl.layout_search.check import check, nothing_fits
 from meshdsl.layout_search.climb import Climb
 from meshdsl.layout_search.constraints import Constraints
-from meshdsl.layout_search.found import Difference, Found, Judged, Rejected, frontier_of
+from meshdsl.layout_search.found import Difference, Found, Judged, frontier_of
 from meshdsl.layout_search.judge import MARGIN, SAME, Judge, rank
 from meshdsl.layout_search.plan import Plan, attributes, layout_of
 from meshdsl.layout_search.text import line_words
@@ -95,7 +94,7 @@ def _found(climb: Climb, until: float | None, began: float) -> Found:
         frontier=frontier_of(judged.values()),
         shipped=judged[shipped] if shipped else None,
         differences=differences,
-        rejected=tuple(_rejected(judge, mine, second)),
+        rejected=_rejected(judge, mine, second),
         explained=len(judged),
         compiled=0,
         seconds=time.monotonic() - began,
@@ -127,7 +126,7 @@ def _same(one: Judged, other: Judged) -> bool:
     return near(one.step, other.step) and near(one.peak, other.peak)
 
 
-def _rejected(judge: Judge, best: Judged, second: Judged | None) -> Iterator[Rejected]:
+def _rejected(judge: Judge, best: Judged, second: Judged | None) -> tuple[Judged, ...]:
     """What is nearest to the best and was not taken: what is faster first, then what is not."""
     shown = [best, *([second] if second else [])]
     others: list[Judged] = []
@@ -137,11 +136,7 @@ def _rejected(judge: Judge, best: Judged, second: Judged | None) -> Iterator[Rej
     others.sort(key=lambda judged: judged.step)
     faster = [j for j in others if not j.fits and j.step < best.step][: _REJECTED // 2]
     slower = [j for j in others if j.fits and j.step >= best.step]
-    for j in faster:
-        over = byte_words(int(j.peak - (1 - MARGIN) * judge.budget))
-        yield Rejected(j, f"does not fit, by {over} with what must stay free")
-    for j in slower[: _REJECTED - len(faster)]:
-        yield Rejected(j, f"slower by {time_words(j.step - best.step)}")
+    return (*faster, *slower[: _REJECTED - len(faster)])
 
 
 # -- what the differences are worth --------------------------------------------------------------

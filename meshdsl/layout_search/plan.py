@@ -13,7 +13,7 @@ from itertools import combinations, groupby
 from typing import Any
 
 from meshdsl.layout import LEVELS, Layout, Rule
-from meshdsl.layout_search.constraints import WORDS
+from meshdsl.layout_search.constraints import words_of
 
 # What a table of a layout file says of a rule, with what is so by default.
 _PLAIN = {
@@ -88,9 +88,9 @@ class Plan:
 
 def plan_of(layout: Layout, sizes: Mapping[str, int]) -> Plan:
     """A layout on a mesh of these sizes as a plan."""
-    said = {w: getattr(layout, w) for w, default in WORDS.items() if getattr(layout, w) != default}
+    words = tuple(sorted(words_of(layout).items()))
     rules = [replace(rule, where="", text="") for rule in layout.parsed]
-    plan = Plan((), (), tuple(layout.dcn), tuple(sorted(said.items())))
+    plan = Plan((), (), tuple(layout.dcn), words)
     return plan.with_rules(rules).with_sizes(sizes)
 
 

@@ -1,36 +1,29 @@
 """What a search has found, as text: what `meshdsl search` prints.
 
-The best layout comes first, then the frontier of memory against time, the best beside the second
-and the best shipped one, what the differences are worth, and what was not taken.
+The best layout comes first, then what is near to it in one table, and what its differences from the
+best shipped layout are worth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
-from meshdsl.estimate.explanation import AxisView
 from meshdsl.figures import byte_words, columns, time_words
-from meshdsl.layout import LEVELS, Layout, Rule
-from meshdsl.layout_search.constraints import WORDS
+from meshdsl.layout import LEVELS, Layout
+from meshdsl.layout_search.constraints import words_of
 from meshdsl.layout_search.found import Candidate, Difference, Found, Judged
+from meshdsl.layout_search.plan import attributes
 
 _EQUAL = 5e-4  # a share of a step that is not worth a word
-_SHOWN = 8  # rows of the frontier, and of what was not taken
+_SHOWN = 8  # rows of the frontier
 
 
 def describe(found: Found) -> str:
     """All that a search has found."""
     best = ["the best layout", *(f"  {line}" for line in candidate_lines(found.best.candidate))]
-    parts = [
-        _head(found),
-        best,
-        _frontier(found),
-        _side_by_side(found),
-        _differences(found),
-        _rejected(found),
-    ]
+    parts = [_head(found), best, _table(found), _differences(found)]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
@@ -108,7 +101,7 @@ def candidate_lines(candidate: Candidate) -> list[str]:
     for level in LEVELS:
         lines = [line_words(line) for line in getattr(layout, level)]
         rows += [(level if i == 0 else "", line) for i, line in enumerate(lines)]
-    rows += _said(layout)
+    rows += [(word, str(value)) for word, value in words_of(layout).items()]
     if candidate.settings:
         rows.append(("settings", " ".join(f"{key}={value}" for key, value in candidate.settings)))
     return columns(rows, indent=0)
@@ -136,29 +129,22 @@ def line_words(line: str | Mapping[str, Any]) -> str:
 def layout_words(candidate: Candidate) -> str:
     """A candidate in one line: its shipped name, or its rules, an axis after another."""
     said = [candidate.shipped or _rule_words(candidate.layout)]
-    said += [f"{word} {value}" for word, value in _said(candidate.layout)]
+    said += [f"{word} {value}" for word, value in words_of(candidate.layout).items()]
     return "; ".join([*said, *(f"{key}={value}" for key, value in candidate.settings)])
 
 
 def _rule_words(layout: Layout) -> str:
-    """`batch -> data; heads, d_ff, length (ring) -> model; parameters: d_model -> data`."""
+    """`batch -> data; heads, d_ff, length (move = ring) -> model; parameters: d_model -> data`."""
     said = []
     for level in LEVELS:
         # Rules of one axis stand together; those of several axes never interact.
         dims: dict[str, dict[str, None]] = {}
         for r in (r for r in layout.parsed if r.level == level):
-            word = r.dim if r.move == Rule.move else f"{r.dim} ({r.move})"
-            dims.setdefault(r.axis, {})[word] = None
+            dims.setdefault(r.axis, {})[line_words({"rule": r.dim, **attributes(r)})] = None
         head = "" if level == "rules" else f"{level}: "
         for words, axes in groupby(dims, key=lambda axis: ", ".join(dims[axis])):
             said.append(f"{head}{words} -> {', '.join(axes)}")
     return "; ".join(said) or "nothing is split"
-
-
-def _said(layout: Layout) -> list[tuple[str, str]]:
-    """What the layout says beside its rules."""
-    said = {word: getattr(layout, word) for word in WORDS}
-    return [(word, str(value)) for word, value in said.items() if value != WORDS[word]]
 
 
 def _name(judged: Judged) -> str:
@@ -169,81 +155,40 @@ def _name(judged: Judged) -> str:
 # -- several layouts ---------------------------------------------------------------------------
 
 
-def _frontier(found: Found) -> list[str]:
-    if len(found.frontier) < 2:
-        return []
-    # All from the least memory to the fastest; of many those that are nearest to the fastest.
-    shown = found.frontier[-_SHOWN:]
-    more = len(found.frontier) - len(shown)
-    rows = [("peak", "step", "", "memory", "mesh", "layout")]
-    for judged in shown:
-        step, slower = step_words(judged.step), _slower(judged, found.best)
-        rows.append((byte_words(judged.peak), step, slower, verdict(judged, found), *_what(judged)))
-    return [
-        "memory against time: nothing found is both smaller and faster than one of these",
-        *columns(rows, right=(0, 1, 2)),
-        *(["  rows with `estimate` are not compiled"] if len({j.judge for j in shown}) > 1 else []),
-        *([f"  and {more} with less memory, which are slower"] if more else []),
-    ]
-
-
-def _what(judged: Judged) -> tuple[str, str]:
-    return mesh_words(judged.candidate.layout), layout_words(judged.candidate)
-
-
-def _slower(judged: Judged, best: Judged) -> str:
-    """By what share; empty where it is none, and where another judge says so of the best."""
-    share = judged.step / best.step - 1 if best.step and judged.judge == best.judge else 0.0
-    return f"{share:+.1%}" if abs(share) > _EQUAL else ""
-
-
-def _side_by_side(found: Found) -> list[str]:
-    """The best, the second and the best shipped one in columns."""
-    shown = {"best": found.best}
-    if found.second is not None:
-        name = found.second.candidate.shipped
-        shown[f"second: {name}" if name else "second"] = found.second
-    if found.shipped is not None and not found.best.candidate.shipped:
-        shown[f"shipped: {found.shipped.candidate.shipped}"] = found.shipped
+def _table(found: Found) -> list[str]:
+    """A row for the best, for all that is near to it, and for the best shipped layout."""
+    # Of a long frontier those that are nearest to the fastest.
+    frontier = found.frontier[-_SHOWN:]
+    some = [found.best, found.second, found.shipped, *frontier, *found.rejected]
+    shown = {id(j.candidate): j for j in some if j is not None}
     if len(shown) == 1:
         return []
-
-    def step(judged: Judged) -> str:
-        slower = _slower(judged, found.best)
-        return f"{step_words(judged.step)}{slower and f' ({slower})'}"
-
-    several = list(shown.values())
-    cells: dict[str, Callable[[Judged], str]] = {
-        "judged by": lambda j: j.judge,
-        "step": step,
-        "compute": lambda j: time_words(j.compute),
-        "waits for collectives": lambda j: time_words(j.exposed),
-        "peak": lambda j: byte_words(j.peak),
-        "memory": lambda j: verdict(j, found),
-        "mesh": lambda j: mesh_words(j.candidate.layout),
-    }
-    if len({judged.judge for judged in several}) == 1:
-        del cells["judged by"]
-    rows = [("", *shown), *((name, *map(cell, several)) for name, cell in cells.items())]
-    axes = dict.fromkeys(axis.name for judged in several for axis in judged.axes if axis.size > 1)
-    for axis in axes:
-        rows.append((f"over {axis}", *(_over(axis, judged.axes) for judged in several)))
-    lines = columns(rows)
-    if found.second is not None and not found.second.candidate.shipped:
-        second = candidate_lines(found.second.candidate)
-        lines += ["", "the second", *(f"  {line}" for line in second)]
-    return ["side by side: one step on one device, and the bytes of its collectives", *lines]
-
-
-def _over(axis: str, axes: Sequence[AxisView]) -> str:
-    """The bytes of the collectives over an axis, and their time alone."""
-    view = next((view for view in axes if view.name == axis), None)
-    if view is None or view.size == 1:
-        return "-"
-    if not view.bytes:
-        return "nothing"
-    alone = f", {time_words(view.seconds)} alone" if view.seconds is not None else ""
-    return f"{byte_words(view.bytes)}{alone}"
+    sure = {id(j.candidate) for j in frontier}
+    other = lambda j: j.judge != found.best.judge
+    rows = [("", "step", "", "peak", "memory", "waits", "collectives by axis", "mesh", "layout")]
+    for j in sorted(shown.values(), key=lambda j: (other(j), not j.fits, j.step)):
+        share = j.step / found.best.step - 1 if found.best.step and not other(j) else 0.0
+        moved = ", ".join(f"{a.name} {byte_words(a.bytes)}" for a in j.axes if a.bytes)
+        rows.append(
+            (
+                "*" if id(j.candidate) in sure else "",
+                step_words(j.step),
+                f"{share:+.1%}" if abs(share) > _EQUAL else "",
+                byte_words(j.peak),
+                verdict(j, found),
+                time_words(j.exposed),
+                moved or "none",
+                mesh_words(j.candidate.layout),
+                layout_words(j.candidate),
+            )
+        )
+    more = len(found.frontier) - len(frontier)
+    return [
+        "near to the best; nothing found is both smaller and faster than a row with a *",
+        *columns(rows, right=(1, 2, 3, 5)),
+        *(["  rows with `estimate` are not compiled"] if any(map(other, shown.values())) else []),
+        *([f"  and {more} with less memory, which are slower"] if more else []),
+    ]
 
 
 def _differences(found: Found) -> list[str]:
@@ -264,14 +209,3 @@ def _difference(one: Difference, step: float) -> tuple[str, str, str]:
     sign = lambda value: "-" if value < 0 else "+"
     seconds, size = time_words(abs(one.seconds)), byte_words(abs(one.bytes))
     return line, f"{sign(one.seconds)}{seconds}{share}", f"peak {sign(one.bytes)}{size}"
-
-
-def _rejected(found: Found) -> list[str]:
-    if not found.rejected:
-        return []
-    rows = [
-        (step_words(j.step), byte_words(j.peak), one.why, *_what(j))
-        for one in found.rejected[:_SHOWN]
-        for j in (one.judged,)
-    ]
-    return ["not taken, the nearest to the best first", *columns(rows, right=(0, 1))]
