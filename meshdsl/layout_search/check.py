@@ -12,7 +12,7 @@ from meshdsl.layout_search.axis_names import axes_of_dims, known_axes
 from meshdsl.layout_search.constraints import Constraints, kept_words, parse_never
 from meshdsl.layout_search.found import Judged
 from meshdsl.layout_search.judge import MARGIN
-from meshdsl.layout_search.obeys import Never, host_devices, sizes_within_host
+from meshdsl.layout_search.obeys import host_devices, never, sizes_within_host
 from meshdsl.layout_search.text import layout_words
 from meshdsl.layout_search.workload import Workload
 from meshdsl.machine.target import Target
@@ -102,8 +102,10 @@ def _check_settings(c: Constraints, workload: Workload) -> None:
 
 def obstacles(c: Constraints, target: Target, dims: Dims) -> Iterator[tuple[str, str]]:
     """Each constraint that no layout can obey beside those above it, in words, and why."""
-    never, sizes, devices = Never(c.never), c.sizes, target.devices
-    may_split = lambda axis: any(not never(level, d, axis) for level in LEVELS for d in dims)
+    sizes, devices = c.sizes, target.devices
+    may_split = lambda axis: any(
+        not never(c.never, level, d, axis) for level in LEVELS for d in dims
+    )
     product = 1
     for axis, size in sizes.items():
         product *= size
@@ -117,7 +119,7 @@ def obstacles(c: Constraints, target: Target, dims: Dims) -> Iterator[tuple[str,
     rest = devices // product
     for rule in c.kept:
         words = kept_words(rule)
-        if pattern := never(rule.level, rule.dim, rule.axis):
+        if pattern := never(c.never, rule.level, rule.dim, rule.axis):
             yield words, f'never "{pattern}" rules it out'
         count = sizes.get(rule.axis, 1)
         uneven = [n for n in dims.get(rule.dim, ()) if n % count]

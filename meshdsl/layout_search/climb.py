@@ -18,7 +18,7 @@ from meshdsl.layout import LEVELS, Layout
 from meshdsl.layout_search.constraints import Constraints
 from meshdsl.layout_search.judge import Judge, rank
 from meshdsl.layout_search.neighbours import Neighbours
-from meshdsl.layout_search.obeys import Obeys
+from meshdsl.layout_search.obeys import broken
 from meshdsl.layout_search.plan import Plan, attributes, layout_of, merged
 from meshdsl.layout_search.starts import starts
 from meshdsl.layout_search.workload import Workload, sizes_of
@@ -53,7 +53,7 @@ class Climb:
         self.workload, self.judge = workload, Judge(workload, budget)
         self._until, self._evaluations = until, evaluations
         self._began, self.ended = time.monotonic(), False
-        self.obeys = Obeys(constraints, workload.target)
+        self.constraints = constraints
         self._choices = _choices(workload, constraints)
         # One batch at a time, and the least memory else.
         least = {n: v[-1] if n == "microbatches" else v[0] for n, v in self._choices.items()}
@@ -92,6 +92,10 @@ class Climb:
     def name(self, plan: Plan) -> str:
         """The name of the shipped layout that a plan is, whatever its settings; or empty."""
         return self._starts.get(replace(plan, settings=()), "")
+
+    def breaks(self, layout: Layout, plan: Plan) -> str:
+        """The constraint that a layout with the settings of a plan breaks; empty if it obeys."""
+        return broken(self.constraints, self.workload.target, layout, dict(plan.settings))
 
     def ranked(self) -> list[Plan]:
         """What is estimated, the best first."""
@@ -148,10 +152,10 @@ class Climb:
         try:
             # One of which two axes do the same is left to the one without.
             layouts = [layout_of(p) for p in (plan, *merged(plan))]
-            broken = [self.obeys.broken(layout, dict(plan.settings)) for layout in layouts]
-            if broken[0]:
-                self.judge.refused[plan] = f"it does not obey {broken[0]}"
-            elif all(broken[1:]) and (split := self._split(plan, layouts[0])) not in self._splits:
+            breaks = [self.breaks(layout, plan) for layout in layouts]
+            if breaks[0]:
+                self.judge.refused[plan] = f"it does not obey {breaks[0]}"
+            elif all(breaks[1:]) and (split := self._split(plan, layouts[0])) not in self._splits:
                 self._splits.add(split)
                 return True
         except MeshDSLError as error:

@@ -114,10 +114,10 @@ def _shipped(climb: Climb, best: Plan) -> Plan | None:
 def _estimate(climb: Climb, plan: Plan) -> Judged | None:
     """The estimate of a plan that obeys."""
     try:
-        broken = climb.obeys.broken(layout_of(plan), dict(plan.settings))
+        breaks = climb.breaks(layout_of(plan), plan)
     except MeshDSLError:
         return None
-    return None if broken else climb.judge(plan, climb.name(plan))
+    return None if breaks else climb.judge(plan, climb.name(plan))
 
 
 def _same(one: Judged, other: Judged) -> bool:

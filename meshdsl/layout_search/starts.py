@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from meshdsl.layout import Layout, shipped
 from meshdsl.layout_search.constraints import Constraints
-from meshdsl.layout_search.obeys import Never
+from meshdsl.layout_search.obeys import never
 from meshdsl.layout_search.plan import Plan, merged, plan_of, rule_of
 
 _FIRST = (  # often the best
@@ -62,13 +62,12 @@ def _alone(
     devices: int, dims: Mapping[str, Sequence[int]], constraints: Constraints
 ) -> Iterator[Start]:
     """Each dim alone over all devices, as there may be dims of which no shipped layout speaks."""
-    never = Never(constraints.never)
     if devices == 1:
         yield Plan((), ()), ""
         return
     whole = [dim for dim, sizes in dims.items() if all(size % devices == 0 for size in sizes)]
     for dim in whole[:_ALONE]:
-        axis = next((a for a in _NAMES if not never("rules", dim, a)), _NAMES[0])
+        axis = next((a for a in _NAMES if not never(constraints.never, "rules", dim, a)), _NAMES[0])
         yield Plan(((axis, devices),), (rule_of("rules", dim, axis),)), ""
 
 

@@ -21,7 +21,7 @@ UNET = ["model.channels=128", "model.levels=3", "model.height=256", "model.width
 CASES = {
     "llama3-8b-on-64-v5p": ("llama3-8b", "v5p:4x4x4", 32, ["model.length=8192"], 20),
     "gpt2-1.5b-on-32-h100": ("gpt2-1.5b", "h100:8x4", 64, [], 12),
-    "unet-on-16-v5e": ("unet", "v5e:4x4", 64, UNET, 8),
+    "unet-on-16-v5e": ("unet", "v5e:4x4", 64, UNET, 20),
 }
 
 

@@ -13,7 +13,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.layout import LEVELS
 from meshdsl.layout_search.check import check, obstacles
 from meshdsl.layout_search.constraints import Constraints
-from meshdsl.layout_search.obeys import Never, Obeys
+from meshdsl.layout_search.obeys import broken, never
 from meshdsl.layout_search.workload import Workload
 from meshdsl.machine import find_target
 
@@ -38,14 +38,13 @@ def meshes(names, most):
 def layouts(c):
     """Every mesh with the rules that are kept, and below them what splits something else."""
     named = {*c.sizes, *(rule.axis for rule in c.kept), *c.within_host}
-    never = Never(c.never)
     free = [f"free{i}" for i in range(min(c.axes, 3))]
     for sizes in meshes([*named, *free], min(c.axes, 4)):
         lists = {level: [*getattr(c.keep, level, ())] for level in LEVELS}
         ruled = {rule.axis for rule in c.kept}
         for axis in sizes:
-            rule = next((d for d in DIMS if not never("rules", d, axis)), None)
-            rest = next((d for d in DIMS if not never("parameters", d, axis)), None)
+            rule = next((d for d in DIMS if not never(c.never, "rules", d, axis)), None)
+            rest = next((d for d in DIMS if not never(c.never, "parameters", d, axis)), None)
             if axis not in ruled and rule:
                 lists["rules"].append(f"{rule} -> {axis}")
             elif axis not in ruled and rest:
@@ -68,8 +67,7 @@ def usable(c, layout):
 
 def tried(c):
     """Whether any layout obeys."""
-    obeys = Obeys(c, GPUS)
-    return any(usable(c, layout) and not obeys.broken(layout) for layout in layouts(c))
+    return any(usable(c, layout) and not broken(c, GPUS, layout) for layout in layouts(c))
 
 
 @st.composite
