@@ -29,58 +29,43 @@ def breaks(c, layout=FSDP_SEQUENCE, target=V5P, **settings):
     return broken(c, target, layout, settings)
 
 
-OBEYED = {
-    "nothing": Constraints(),
-    "a rule": kept("batch -> data"),
-    "a rule of a line with others": kept("heads -> model"),
-    "all rules of an axis": kept("heads -> model", "d_ff -> model", "length -> model"),
-    "a list": kept("parameters: d_model -> data"),
-    "a size": Constraints(mesh={"model": 4}),
-    "an axis of one device that is not there": Constraints(mesh={"context": 1}),
-    "axes": Constraints(axes=2),
-    "another pattern": Constraints(never=("vocab -> *", "d_model -> model", "rules: d_model -> *")),
-    "an axis that is not there": Constraints(within_host=("context",)),
-}
-BROKEN = {  # with what the constraint that is broken is called
-    "another axis": (kept("batch -> model"), 'keep "batch -> model"'),
-    "another list": (kept("d_model -> data"), 'keep "d_model -> data"'),
-    "another rule takes the axis first": (kept("length -> model"), 'keep "length -> model"'),
-    "another order": (kept("length -> model", "d_ff -> model"), 'keep "length -> model"'),
-    "padded": (
-        kept('{ rule = "d_ff -> model", uneven = "pad" }'),
-        'keep "d_ff -> model"',
-    ),
-    "in zigzag": (
-        kept('{ rule = "length -> model", order = "zigzag" }'),
-        'keep "length -> model"',
-    ),
-    "gathered once": (kept("batch -> data", 'gather = "step"'), "keep gather = step"),
-    "a size": (Constraints(mesh={"model": 8}), "mesh model=8"),
-    "another axis of one device": (Constraints(mesh={"model": 1}), "mesh model=1"),
-    "a size of what is kept": (
-        Constraints(keep=md.Layout(["heads -> model"], mesh={"model": 8})),
-        "keep mesh model=8",
-    ),
-    "axes": (Constraints(axes=1), "axes 1"),
-    "a pattern": (Constraints(never=("length -> *",)), 'never "length -> *"'),
-    "any dim": (Constraints(never=("* -> model",)), 'never "* -> model"'),
-    "a pattern of a list": (
-        Constraints(never=("parameters: * -> *",)),
-        'never "parameters: * -> *"',
-    ),
-    "within a host": (Constraints(within_host=("model",)), "within-host model"),
-    "across slices": (Constraints(dcn={"data": 16}), "dcn data=16"),
-}
+OBEYED = [
+    Constraints(),
+    kept("batch -> data"),
+    kept("heads -> model"),  # of a line with others
+    kept("heads -> model", "d_ff -> model", "length -> model"),
+    kept("parameters: d_model -> data"),
+    Constraints(mesh={"model": 4}),
+    Constraints(mesh={"context": 1}),  # an axis of one device that is not there
+    Constraints(axes=2),
+    Constraints(never=("vocab -> *", "d_model -> model", "rules: d_model -> *")),
+    Constraints(within_host=("context",)),  # an axis that is not there
+]
+PADDED = kept('{ rule = "d_ff -> model", uneven = "pad" }')
+ZIGZAG = kept('{ rule = "length -> model", order = "zigzag" }')
+EIGHT = Constraints(keep=md.Layout(["heads -> model"], mesh={"model": 8}))
+BROKEN = [  # with what the constraint that is broken is called
+    (kept("batch -> model"), 'keep "batch -> model"'),
+    (kept("d_model -> data"), 'keep "d_model -> data"'),  # it is in another list
+    (kept("length -> model"), 'keep "length -> model"'),  # another rule takes the axis first
+    (kept("length -> model", "d_ff -> model"), 'keep "length -> model"'),  # the order is another
+    (PADDED, 'keep "d_ff -> model"'),
+    (ZIGZAG, 'keep "length -> model"'),
+    (kept("batch -> data", 'gather = "step"'), "keep gather = step"),
+    (Constraints(mesh={"model": 8}), "mesh model=8"),
+    (Constraints(mesh={"model": 1}), "mesh model=1"),
+    (EIGHT, "keep mesh model=8"),
+    (Constraints(axes=1), "axes 1"),
+    (Constraints(never=("length -> *",)), 'never "length -> *"'),
+    (Constraints(never=("* -> model",)), 'never "* -> model"'),
+    (Constraints(never=("parameters: * -> *",)), 'never "parameters: * -> *"'),
+    (Constraints(within_host=("model",)), "within-host model"),
+    (Constraints(dcn={"data": 16}), "dcn data=16"),
+]
 
 
-@pytest.mark.parametrize("name", OBEYED)
-def test_what_a_layout_obeys(name):
-    assert breaks(OBEYED[name]) == ""
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_what_a_layout_does_not_obey(name):
-    constraint, words = BROKEN[name]
+@pytest.mark.parametrize(("constraint", "words"), [*((c, "") for c in OBEYED), *BROKEN])
+def test_what_a_layout_obeys(constraint, words):
     assert breaks(constraint) == words
 
 
