@@ -29,8 +29,6 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
-from meshdsl.analysis.search import function_workload
-from meshdsl.compiled.topology import compile_only
 from meshdsl.layout_search.constraints import Constraints
 from meshdsl.layout_search.judge import Judge, rank
 from meshdsl.layout_search.outcome import find
@@ -39,6 +37,8 @@ from meshdsl.layout_search.text import candidate_lines
 from meshdsl.layout_search.workload import Workload
 from meshdsl.machine import find_target
 from meshdsl.mesh import abstract_mesh
+from meshdsl.predict.compiler.topology import compile_only
+from meshdsl.tools.search import function_workload
 
 from .measure import show
 

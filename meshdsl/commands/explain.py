@@ -8,14 +8,13 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from meshdsl.analysis.side_by_side import Case, side_by_side
 from meshdsl.commands.analysis import analysis_of, configured, target_of
 from meshdsl.commands.output import check_files, write_file
-from meshdsl.compiled.options import parse_options
-from meshdsl.compiled.topology import compile_only, target_devices
-from meshdsl.report import compiled_text, explanation_text
-from meshdsl.report.compare import table
-from meshdsl.report.page import page
+from meshdsl.predict.compiler.options import parse_options
+from meshdsl.predict.compiler.topology import compile_only, target_devices
+from meshdsl.tools import compiled_text, explanation_text
+from meshdsl.tools.compare import Case, side_by_side, table
+from meshdsl.tools.page import page
 from meshdsl.train.stored_layout import find_layout
 
 NOTHING_FITS = 3  # the exit code

@@ -7,9 +7,9 @@ from typing import Any
 
 from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.commands.settings import model_values, sizes
-from meshdsl.compiled.topology import compile_only
 from meshdsl.layout import shipped
 from meshdsl.mesh import abstract_mesh, axis_sizes
+from meshdsl.predict.compiler.topology import compile_only
 from meshdsl.train import overview
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job

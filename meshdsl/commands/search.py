@@ -19,7 +19,6 @@ from meshdsl.commands.analysis import (
 )
 from meshdsl.commands.output import check_files, write_file
 from meshdsl.commands.training_workload import training_workload
-from meshdsl.compiled.topology import compile_only, target_devices
 from meshdsl.errors import MeshDSLError
 from meshdsl.figures import time_words
 from meshdsl.layout_search.confirm import confirmed
@@ -30,6 +29,7 @@ from meshdsl.layout_search.outcome import find
 from meshdsl.layout_search.text import describe, memory_words, step_words
 from meshdsl.layout_search.workload import sizes_of
 from meshdsl.machine import Target
+from meshdsl.predict.compiler.topology import compile_only, target_devices
 from meshdsl.train.config import Config, memory_bytes
 from meshdsl.train.settings import override
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
-from meshdsl.estimate.explanation import AxisView
 from meshdsl.layout import LEVELS, Layout
 from meshdsl.layout_search.constraints import words_of
+from meshdsl.predict.explanation import AxisView
 
 _LESS = 1e-2  # memory that is less by this share is worth a line of its own
 

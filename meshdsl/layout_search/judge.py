@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.estimate.explain import explain
 from meshdsl.layout_search.found import Candidate, Judged
 from meshdsl.layout_search.plan import Plan, layout_of
 from meshdsl.layout_search.workload import Workload
-from meshdsl.machine.at_hand import mesh_on
+from meshdsl.machine.target import mesh_on
+from meshdsl.predict.explain import explain
 
 # The share of the memory that an estimate must leave free. Of 29 compiled programs the compiler's
 # peak was at most 7% above the estimate; see *How much memory to leave free* in

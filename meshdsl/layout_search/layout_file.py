@@ -11,10 +11,10 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from meshdsl.estimate.explanation import Explanation, MoveView
 from meshdsl.figures import byte_words, time_words
 from meshdsl.layout import LEVELS, Layout, Rule
 from meshdsl.layout_search.constraints import words_of
+from meshdsl.predict.explanation import Explanation, MoveView
 
 _WIDTH = 100
 _WRAPPED: dict[str, Any] = {

@@ -16,7 +16,7 @@ from meshdsl.layout import LEVELS, Layout, Rule
 from meshdsl.layout_search.constraints import Constraints, kept_words, parse_never
 from meshdsl.layout_search.plan import attributes
 from meshdsl.layout_search.workload import sizes_of
-from meshdsl.machine.coordinates import device_coordinates
+from meshdsl.machine.network import device_coordinates
 from meshdsl.machine.target import HOST, Target
 
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from meshdsl.compiled.report import CompiledReport
 from meshdsl.layout import Layout
 from meshdsl.machine import Target
-from meshdsl.record.program import Program
+from meshdsl.predict.compiler.report import CompiledReport
+from meshdsl.program.program import Program
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from meshdsl.commands.settings import model_values
 from meshdsl.commands.training_workload import training_workload
-from meshdsl.compiled.topology import compile_only
 from meshdsl.layout_search.constraints import Constraints
 from meshdsl.layout_search.outcome import find
 from meshdsl.layout_search.text import candidate_lines
 from meshdsl.machine import find_target
+from meshdsl.predict.compiler.topology import compile_only
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override
 

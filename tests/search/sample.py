@@ -1,8 +1,8 @@
 """What a search may find, made by hand: no figure in it was measured."""
 
-from meshdsl.estimate.explanation import AxisView
 from meshdsl.layout import Layout
 from meshdsl.layout_search.found import Candidate, Difference, Found, Judged
+from meshdsl.predict.explanation import AxisView
 
 GIB = 2**30
 

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
-from meshdsl.analysis.search import function_workload
 from meshdsl.layout_search.workload import Workload
 from meshdsl.machine import Target, find_target
 from meshdsl.mesh import abstract_mesh
+from meshdsl.tools.search import function_workload
 
 BATCH, D, F = md.Dim("batch", 512), md.Dim("d", 4096), md.Dim("f", 16384)
 
