@@ -32,12 +32,13 @@ import meshdsl as md
 from meshdsl.layout_search.constraints import Constraints
 from meshdsl.layout_search.judge import Judge, rank
 from meshdsl.layout_search.outcome import find
-from meshdsl.layout_search.plan import Line, Plan
+from meshdsl.layout_search.plan import Plan, rule_of
 from meshdsl.layout_search.text import candidate_lines
+from meshdsl.layout_search.workload import Workload
 from meshdsl.machine import find_target
 from meshdsl.mesh import abstract_mesh
 from meshdsl.predict.compiler.topology import compile_only
-from meshdsl.tools.search import FunctionWorkload
+from meshdsl.tools.search import function_workload
 
 from .measure import show
 
@@ -97,12 +98,12 @@ def block():
     return loss, (weights, md.tensor(shape, (rows, length, D)))
 
 
-def workload(of: str) -> FunctionWorkload:
+def workload(of: str) -> Workload:
     loss, args = WORKLOADS[of]()
     target = find_target(TARGET)
     mesh = abstract_mesh(dict(AXES), target.chip.kind)
     lowered = md.lower(md.value_and_grad(loss), md.Layout(mesh=AXES), mesh)
-    return FunctionWorkload(lowered, args, target, of, _never)
+    return function_workload(lowered, args, target, of, _never)
 
 
 def _never(layout):
@@ -129,7 +130,7 @@ def plans(of: str) -> Iterator[Plan]:
     for lists in product(rules, rules, at_rest, at_rest):
         levels = ("rules", "rules", "parameters", "parameters")
         lines = tuple(
-            Line(level, name, axis)
+            rule_of(level, name, axis)
             for level, axis, dims in zip(levels, (*AXES, *AXES), lists, strict=True)
             for dim in dims
             for name in (ALSO.get(dim, (dim,)) if of == "block" else (dim,))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from argparse import REMAINDER
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,30 +13,55 @@ _NO_BREAK = "\xa0"  # a space at which a line does not end
 
 
 class Flag:
-    """A flag such as `--steps N` or, under a name without dashes, a word such as `RUN`.
+    """A flag such as `--steps N` or, under a name without dashes, a word such as `run RUN`.
 
-    >>> Flag("--steps", type=count, metavar="N", help="how many steps to train")
+    >>> Flag("--steps N", "how many steps to train", count)
 
     Args:
-      name: what the user types, or for a word the name of its value in the function of the command.
+      usage: what the user types, and how the help calls its value: `N`, `N...` for one or more,
+        `[N]` for one or none, and `N,...` for a text with commas. A flag without a value is True
+        where it is given. The name of a word is that of its value in the function of the command.
+      help: what it is for.
+      type: makes the value of a text.
       any_text: the value may look like a setting `key=value` or like a flag, as in `--mesh data=4`.
       missing: for a flag that must be given, what the user is told where it is not; argparse has
         a sentence of its own for those with `required=True`.
-      options: what `argparse.ArgumentParser.add_argument` takes: `help`, `type`, `default`, ...
+      options: what else `argparse.ArgumentParser.add_argument` takes: `default`, `choices`, ...
     """
 
-    def __init__(self, name: str, *, any_text: bool = False, missing: str = "", **options: Any):
-        if "choices" in options:
-            options.setdefault("metavar", "|".join(options["choices"]))
-        self.name = name
+    def __init__(
+        self,
+        usage: str,
+        help: str,
+        type: Callable[[str], Any] | None = None,
+        *,
+        any_text: bool = False,
+        missing: str = "",
+        **options: Any,
+    ):
+        self.name, _, self._value = usage.partition(" ")
+        self._value = self._value or "|".join(options.get("choices", ()))
         self.any_text = any_text
         self.missing = missing
-        self.options = options
+        self.options = {"help": help} | ({"type": type} if type else {}) | options
+        if not self._value:
+            self.options.setdefault("action", "store_true")
+        elif "nargs" in options:
+            self.options["metavar"] = self._value
+        elif self._value.endswith("...") and not self._value.endswith(",..."):
+            self.options |= {"nargs": "+", "metavar": self._value.removesuffix("...")}
+        elif self._value.startswith("["):
+            self.options |= {"nargs": "?", "metavar": self._value[1:-1]}
+        elif self.options.get("action") != "store_const":
+            self.options["metavar"] = self._value
 
-    def but(self, **changes: Any) -> Flag:
+    def but(self, name: str = "", **changes: Any) -> Flag:
         """The same flag with some of its declaration changed: `LAYOUT.but(default="data")`."""
-        before = {"any_text": self.any_text, "missing": self.missing, **self.options}
-        return Flag(self.name, **(before | changes))
+        found = copy(self)
+        found.name = name or self.name
+        found.missing = changes.pop("missing", self.missing)
+        found.options = self.options | changes
+        return found
 
     @property
     def attribute(self) -> str:
@@ -45,13 +71,8 @@ class Flag:
     @property
     def required_usage(self) -> str:
         """How the usage line shows it where it must be there: `--steps N`, `RUN...`."""
-        value: str = self.options.get("metavar", "")
-        match self.options.get("nargs"):
-            case "?":
-                value = f"[{value}]"
-            case "+":
-                value = f"{value}..."
-        return f"{self.name} {value}".rstrip() if self.name.startswith("-") else value
+        words = (self.name, self._value) if self.name.startswith("-") else (self._value,)
+        return " ".join(filter(None, words))
 
     @property
     def usage(self) -> str:
@@ -63,27 +84,20 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class OneOf:
-    """Flags of which a command line has at most one."""
-
-    flags: tuple[Flag, ...]
-
-    @property
-    def usage(self) -> str:
-        return f"[{' | '.join(flag.required_usage for flag in self.flags)}]"
-
-
-@dataclass(frozen=True)
 class Group:
-    """Flags that stand together in the help, under a title and a sentence about them."""
+    """Flags that stand together in the help, under a title and a sentence about them.
 
-    title: str
-    description: str
+    Those of a group without a title exclude each other: a command line has at most one of them.
+    """
+
     flags: tuple[Flag, ...]
+    title: str = ""
+    description: str = ""
 
     @property
     def usage(self) -> str:
-        return f"[{' '.join(flag.required_usage for flag in self.flags)}]"
+        between = " " if self.title else " | "
+        return f"[{between.join(flag.required_usage for flag in self.flags)}]"
 
 
 @dataclass(frozen=True)
@@ -106,7 +120,7 @@ class Command:
     name: str
     help: str
     function: str = ""
-    flags: tuple[Flag | OneOf | Group, ...] = ()
+    flags: tuple[Flag | Group, ...] = ()
     parts: tuple[Command, ...] = ()
     settings: bool = False
     without_settings: str = "`{setting}`: `{command}` has no settings"

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple, NoReturn
 
 from meshdsl_cli.commands import COMMANDS
-from meshdsl_cli.declare import Command, Flag, Group, OneOf
+from meshdsl_cli.declare import Command, Flag, Group
 
 _SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
 _ANY_TEXT = {flag.name for command in COMMANDS for flag in command.all_flags() if flag.any_text}
@@ -140,15 +140,14 @@ def _add_command(commands: Any, command: Command, program: str) -> None:
             _add_command(parts, part, f"{program} {part.name}")
 
 
-def _add_flag(parser: Any, flag: Flag | OneOf | Group) -> None:
+def _add_flag(parser: Any, flag: Flag | Group) -> None:
     """Declare a flag, or several of them, to argparse; `parser` may be a group of one."""
-    match flag:
-        case Flag():
-            parser.add_argument(flag.name, **flag.options)
-            return
-        case OneOf():
-            parser = parser.add_mutually_exclusive_group()
-        case Group():
-            parser = parser.add_argument_group(flag.title, flag.description)
+    if isinstance(flag, Flag):
+        parser.add_argument(flag.name, **flag.options)
+        return
+    if flag.title:
+        group = parser.add_argument_group(flag.title, flag.description)
+    else:
+        group = parser.add_mutually_exclusive_group()
     for one in flag.flags:
-        _add_flag(parser, one)
+        _add_flag(group, one)

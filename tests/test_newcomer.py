@@ -17,6 +17,7 @@ IMAGE, KERNEL, KEY = data(A, B, C), weight(P, C, V), jax.random.key(0)
 LAYOUT = md.Layout(["a -> data", "b -> model"], mesh={"data": 2, "model": 4})
 QUERIES, MEMORY, HEAD_DIM = dims(queries=4, memory=8, head_dim=3)
 QUERY, FOUND = data(QUERIES, HEAD_DIM), data(MEMORY, HEAD_DIM)
+EXPERTS = data(C, B, md.Dim("n", 8))
 YES, ONE, SCALAR = (md.tensor(value, ()) for value in (True, 1, 1.0))
 
 
@@ -24,25 +25,15 @@ def shares():
     return [(device, np.zeros(2, np.float32)) for device in jax.devices()[:2]]
 
 
+HOW_LOWERED = dict.fromkeys(("dims", "optimizer_argnums", "donate_argnums"), ())
 # For each public function a call that is right.
 CALLS = {
     "abstract": (((A, B), jnp.float32), {}),
     "attention": (
         (QUERY, FOUND, FOUND),
-        {
-            "queries": QUERIES,
-            "memory": MEMORY,
-            "head_dim": HEAD_DIM,
-            "causal": True,
-            "segments": None,
-            "window": 2,
-            "softcap": 1.0,
-            "sinks": None,
-            "bias": None,
-            "scale": 1.0,
-            "positions": None,
-            "implementation": "blocks",
-        },
+        {"queries": QUERIES, "memory": MEMORY, "head_dim": HEAD_DIM, "causal": True, "window": 2}
+        | {"softcap": 1.0, "scale": 1.0, "implementation": "blocks"}
+        | dict.fromkeys(("segments", "sinks", "bias", "positions")),
     ),
     "bincount": ((IDS, C), {"weights": data(A)}),
     "broadcast": ((X, (A, B, C)), {}),
@@ -59,13 +50,7 @@ CALLS = {
     "cond": ((YES, md.sin, md.cos, X), {}),
     "cross_entropy": (
         (X, data(B, V), IDS),
-        {
-            "vocab": V,
-            "bias": data(V),
-            "softcap": 1.0,
-            "chunk": 3,
-            "dtype": jnp.float32,
-        },
+        {"vocab": V, "bias": data(V), "softcap": 1.0, "chunk": 3, "dtype": jnp.float32},
     ),
     "cumcount": ((IDS, A, C), {}),
     "custom_gradient": ((lambda x: (x, lambda ct: ct),), {}),
@@ -76,17 +61,8 @@ CALLS = {
     "eye": ((A, B, jnp.float32), {"like": X}),
     "explain": (
         (md.sin, X),
-        {
-            "layout": LAYOUT,
-            "target": None,
-            "mesh": None,
-            "title": "sine",
-            "tokens": 4,
-            "flops": 1.0,
-            "dims": (),
-            "optimizer_argnums": (),
-            "donate_argnums": (),
-        },
+        {"layout": LAYOUT, "target": None, "mesh": None, "title": "sine", "tokens": 4, "flops": 1.0}
+        | HOW_LOWERED,
     ),
     "from_jax": (
         (lambda x: x, {"x": "a b"}),
@@ -118,14 +94,7 @@ CALLS = {
     "reshard": ((X, {"a": "model"}), {"pending": ()}),
     "roll": ((X, B, 1), {"finite": True}),
     "routed": (
-        (
-            lambda groups, rows, w: groups.dot(rows, w),
-            X,
-            IDS,
-            data(A),
-            (data(C, B, md.Dim("n", 8)),),
-            C,
-        ),
+        (lambda groups, rows, w: groups.dot(rows, w), X, IDS, data(A), (EXPERTS,), C),
         {"sums": (), "name": "routed", "implementation": "blocks"},
     ),
     "scan": ((lambda c, x: (c, x), SCALAR, X), {"dim": A, "reverse": False, "unroll": 1}),
@@ -134,22 +103,9 @@ CALLS = {
     "segment_sum": ((X, IDS, A, C), {}),
     "search": (
         (md.sin, X),
-        {
-            "target": "v5e:2x2",
-            "keep": None,
-            "never": (),
-            "axes": 2,
-            "within_host": (),
-            "dcn": None,
-            "memory": None,
-            "seconds": 0.01,
-            "evaluations": 1,
-            "compiled": 0,
-            "title": "sine",
-            "dims": (),
-            "optimizer_argnums": (),
-            "donate_argnums": (),
-        },
+        {"target": "v5e:2x2", "axes": 2, "seconds": 0.01, "evaluations": 1, "compiled": 0}
+        | {"title": "sine", "keep": None, "dcn": None, "memory": None, "never": ()}
+        | {"within_host": (), **HOW_LOWERED},
     ),
     "shardings": (({"x": X}, LAYOUT, md.make_mesh(LAYOUT), "rules"), {}),
     "shift": ((X, B, 1, 0), {}),

@@ -21,7 +21,7 @@ from meshdsl.train.data.tokenizer import Tokenizer, load_tokenizer
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.sample import check_generates, continuations, open_model, text_length
 from meshdsl.train.stored_layout import find_layout
-from meshdsl_cli.commands.generate import USUAL_TOKENS
+from meshdsl_cli.commands.running import USUAL_TOKENS
 
 # Flags that all processes must have alike, beside the prompts.
 _ALIKE = ("tokens", "chat", "temperature", "top_k", "top_p", "seed", "layout", "step")

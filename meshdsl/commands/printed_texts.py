@@ -28,31 +28,30 @@ def print_as_it_comes(
     ends = ends or (tokenizer.separator,)
     header = "--- {} of {} ---\n" if len(texts) > 1 else ""
     waiting = [header.format(i, len(texts)) + text for i, text in enumerate(texts, 1)]
-    streams, is_open = [tokenizer.stream() for _ in texts], [True] * len(texts)
-    turns = iter(range(len(texts)))
-    turn = next(turns)
+    streams, going, turn = [tokenizer.stream() for _ in texts], set(range(len(texts))), 0
 
-    def show(turn: int | None) -> int | None:
-        while turn is not None:
-            print(printable(waiting[turn]), end="" if is_open[turn] else "\n", flush=True)
+    def show() -> None:
+        nonlocal turn
+        while turn < len(texts):
+            print(printable(waiting[turn]), end="" if turn in going else "\n", flush=True)
             waiting[turn] = ""
-            if is_open[turn]:
-                break
-            turn = next(turns, None)
-        return turn
+            if turn in going:
+                return
+            turn += 1
 
-    turn = show(turn)
+    show()
     for row in rows:
         for i, token in enumerate(map(int, row)):
-            if is_open[i]:
-                is_open[i] = token not in ends
-                waiting[i] += streams[i](token) if is_open[i] else streams[i].rest()
-        turn = show(turn)
-    for i, stream in enumerate(streams):
-        if is_open[i]:
-            is_open[i] = False
-            waiting[i] += stream.rest()
-    show(turn)
+            if i in going and token in ends:
+                going.remove(i)
+                waiting[i] += streams[i].rest()
+            elif i in going:
+                waiting[i] += streams[i](token)
+        show()
+    for i in going:
+        waiting[i] += streams[i].rest()
+    going.clear()
+    show()
 
 
 def print_json(

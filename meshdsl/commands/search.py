@@ -8,7 +8,6 @@ import shlex
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from meshdsl.commands.analysis import (
     configured,
@@ -19,27 +18,24 @@ from meshdsl.commands.analysis import (
     with_rows,
 )
 from meshdsl.commands.output import check_files, write_file
-from meshdsl.commands.training_workload import TrainingWorkload
+from meshdsl.commands.training_workload import training_workload
 from meshdsl.errors import MeshDSLError
 from meshdsl.figures import time_words
-from meshdsl.layout_search.as_dict import found_as_dict
 from meshdsl.layout_search.confirm import confirmed
 from meshdsl.layout_search.constraints import Constraints, parse_keep
-from meshdsl.layout_search.found import Found
+from meshdsl.layout_search.found import Found, as_dict
 from meshdsl.layout_search.layout_file import layout_file
 from meshdsl.layout_search.outcome import find
 from meshdsl.layout_search.text import describe, memory_words, step_words
+from meshdsl.layout_search.workload import sizes_of
 from meshdsl.machine import Target
 from meshdsl.predict.compiler.topology import compile_only, target_devices
 from meshdsl.train.config import Config, memory_bytes
 from meshdsl.train.settings import override
 
 SECONDS = 10.0  # that a search takes by default
-_UNSAID = {
-    "axes": 3,
-    "slices": 1,
-    "imbalance": 1.0,
-}  # what these flags are where they are not given
+# What these flags are where they are not given.
+_UNSAID = {"axes": 3, "slices": 1, "imbalance": 1.0}
 _WIDTH = 96
 _SAYS = "search: "  # how errors of the search begin
 
@@ -60,16 +56,20 @@ def search_layout(arguments: argparse.Namespace) -> int:
         # A missing compiler is an error at once, and virtual devices can be made only before JAX
         # computes anything.
         target_devices(target)
+    microbatches = constraints.microbatches or (config.microbatches,)
+    workload = training_workload(config, target, title_of(arguments, config), microbatches)
+    # The program has run for as long as it has computed, at least: imports count too.
+    began = time.monotonic() - time.process_time()
     try:
-        found = _find(arguments, config, constraints, target)
+        found = find(workload, constraints, seconds=arguments.seconds or SECONDS, began=began)
+        if arguments.compile:
+            found = confirmed(found, workload, arguments.compile)
     except MeshDSLError as error:
-        if not str(error).startswith(_SAYS):
-            raise
         # The command line says which command it is.
         raise MeshDSLError(str(error).removeprefix(_SAYS)) from error
     if arguments.out:
         write_file(arguments.out, _file(arguments, config, target, found))
-    print(json.dumps(found_as_dict(found)) if arguments.json else describe(found))
+    print(json.dumps(as_dict(found)) if arguments.json else describe(found))
     if arguments.out and not arguments.json:
         print(f"\ntrain with it\n  {train_command(arguments, config, found)}")
     return 0
@@ -83,24 +83,25 @@ def constraints_of(arguments: argparse.Namespace, target: Target) -> Constraints
     Raises:
       MeshDSLError: a flag that is not of its form.
     """
-    keep = parse_keep(arguments.keep)
-    remat, microbatches = _words(arguments.remat), _counts(arguments.microbatches)
-    for setting in arguments.settings:
-        key, _, value = setting.partition("=")
-        if key == "model.remat" and value != "auto" and remat is None:
-            remat = (value,)
-        if key == "microbatches" and microbatches is None and value.isdecimal():
-            microbatches = (int(value),)
+    keep, within, across = parse_keep(arguments.keep)
+    settings = dict(setting.partition("=")[::2] for setting in arguments.settings)
+    remats, counts = arguments.remat, arguments.microbatches
+    if remats is None and settings.get("model.remat") != "auto":
+        remats = settings.get("model.remat")
+    if counts is None and settings.get("microbatches", "").isdecimal():
+        counts = settings["microbatches"]
+    if counts is not None and not all(word.isdecimal() and int(word) for word in _words(counts)):
+        raise MeshDSLError(f"--microbatches {counts}: expected whole numbers such as 1,2,4")
     return Constraints(
-        keep=keep.layout,
+        keep=keep,
         never=tuple(arguments.never),
-        mesh=keep.mesh | _sizes(arguments.mesh, "--mesh"),
+        mesh=within | _sizes(arguments.mesh, "--mesh"),
         axes=arguments.axes,
         within_host=tuple(arguments.within_host),
-        dcn=keep.dcn | _sizes(arguments.dcn, "--dcn"),
+        dcn=across | _sizes(arguments.dcn, "--dcn"),
         memory=_memory(arguments.max_memory, target),
-        remat=remat,
-        microbatches=microbatches,
+        remat=None if remats is None else _words(remats),
+        microbatches=None if counts is None else tuple(map(int, _words(counts))),
     )
 
 
@@ -126,17 +127,8 @@ def _memory(text: str | None, target: Target) -> int | None:
     return found
 
 
-def _words(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else tuple(word.strip() for word in text.split(","))
-
-
-def _counts(text: str | None) -> tuple[int, ...] | None:
-    words = _words(text)
-    if words is None:
-        return None
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise MeshDSLError(f"--microbatches {text}: expected whole numbers such as 1,2,4")
-    return tuple(map(int, words))
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(","))
 
 
 # -- what is written ---------------------------------------------------------------------------
@@ -151,12 +143,9 @@ def command_line(arguments: argparse.Namespace) -> str:
         given = values[name] if isinstance(values[name], list) else [values[name]]
         for value in given:
             if value is not None and value != _UNSAID.get(name):
-                words += [f"--{name.replace('_', '-')}", _plain(value)]
+                text = f"{value:g}" if isinstance(value, float) else str(value)
+                words += [f"--{name.replace('_', '-')}", text]
     return shlex.join([*words, *arguments.settings])
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def train_command(arguments: argparse.Namespace, config: Config, found: Found) -> str:
@@ -178,10 +167,9 @@ def _file(arguments: argparse.Namespace, config: Config, target: Target, found: 
     """The layout file."""
     best = found.best
     layout = replace(best.candidate.layout, name=f"layout {arguments.out.name}")
-    chosen = override(config, [f"{key}={value}" for key, value in best.candidate.settings])
-    sizes = {axis: size for axis, size in layout.mesh.items() if isinstance(size, int)}
+    settings = [f"{key}={value}" for key, value in best.candidate.settings]
+    chosen, sizes = override(config, settings), sizes_of(layout)
     explanation = training_analysis(found.title, chosen, layout, sizes, target).explain()
-    settings = " ".join(f"{key}={value}" for key, value in best.candidate.settings)
     heading = [
         f"{found.title}, on {target}",
         "",
@@ -190,7 +178,7 @@ def _file(arguments: argparse.Namespace, config: Config, target: Target, found: 
         f"Step {step_words(best.step)} by the {best.judge}, {time_words(best.exposed)} of it waits "
         "for collectives;",
         f"{memory_words(best, found)}.",
-        *([f"It goes with {settings}."] if settings else []),
+        *([f"It goes with {' '.join(settings)}."] if settings else []),
         "Train with it:",
         *_continued(train_command(arguments, config, found)),
     ]
@@ -207,15 +195,3 @@ def _continued(command: str) -> Iterable[str]:
             line = "   "
         line += f" {quoted}"
     return [*lines, line]
-
-
-def _find(
-    arguments: argparse.Namespace, config: Config, constraints: Constraints, target: Target
-) -> Found:
-    microbatches = constraints.microbatches or (config.microbatches,)
-    workload = TrainingWorkload(config, target, title_of(arguments, config), microbatches)
-    # The program has run for as long as it has computed, at least: imports count too.
-    began = time.monotonic() - time.process_time()
-    seconds = arguments.seconds or SECONDS
-    found = find(workload, constraints, seconds=seconds, began=began)
-    return confirmed(found, workload, arguments.compile) if arguments.compile else found

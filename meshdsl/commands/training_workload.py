@@ -8,7 +8,7 @@ from typing import Any
 
 from meshdsl.commands.analysis import training_analysis
 from meshdsl.layout import Layout
-from meshdsl.layout_search.workload import sizes_of
+from meshdsl.layout_search.workload import Workload, sizes_of
 from meshdsl.machine import Target
 from meshdsl.mesh import abstract_mesh
 from meshdsl.predict.compiler.report import CompiledReport
@@ -20,43 +20,36 @@ from meshdsl.train.settings import override
 from meshdsl.train.step import State
 
 
-class TrainingWorkload:
-    """A step of training, as a configuration describes it.
+def training_workload(
+    config: Config, target: Target, title: str, microbatches: Sequence[int] = (1,)
+) -> Workload:
+    """A step of training.
 
     Args:
       title: what is trained, in words.
       microbatches: the numbers of them that a search may choose from.
     """
+    shapes: dict[tuple, State] = {}  # for each choice of settings; a layout does not change them
 
-    def __init__(
-        self, config: Config, target: Target, title: str, microbatches: Sequence[int] = (1,)
-    ):
-        self.config, self.target, self.title, self.rows = config, target, title, config.batch
-        model: Any = config.model  # a dataclass, which its base class cannot say
-        known = next((f.metadata["known"] for f in fields(model) if f.name == "remat"), ())
-        choices: dict[str, Sequence[str]] = {}
-        if remats := [value for value in known if value != AUTO]:
-            choices["model.remat"] = remats
-        if len(microbatches) > 1 or config.microbatches not in microbatches:
-            choices["microbatches"] = [str(n) for n in sorted(microbatches, reverse=True)]
-        self.choices: Mapping[str, Sequence[str]] = choices
-        self._shapes: dict[tuple, State] = {}  # a layout does not change them
+    def chosen(settings: Mapping[str, str]) -> Config:
+        return override(config, [f"{key}={value}" for key, value in settings.items()])
 
-    def program(self, layout: Layout, settings: Mapping[str, str]) -> Program:
-        return self._job(layout, settings).program()
+    def program(layout: Layout, settings: Mapping[str, str]) -> Program:
+        mesh: Any = abstract_mesh(sizes_of(layout), target.chip.kind)
+        key = tuple(sorted(settings.items()))
+        job = Job(chosen(settings), layout, mesh, shapes=shapes.get(key))
+        shapes.setdefault(key, job.step.shapes)
+        return job.program()
 
-    def compile(self, layout: Layout, settings: Mapping[str, str]) -> CompiledReport:
-        config = self._config(settings)
+    def compile(layout: Layout, settings: Mapping[str, str]) -> CompiledReport:
         sizes = sizes_of(layout)
-        analysis = training_analysis(self.title, config, layout, sizes, self.target)
-        return analysis.compile().report
+        return training_analysis(title, chosen(settings), layout, sizes, target).compile().report
 
-    def _config(self, settings: Mapping[str, str]) -> Config:
-        return override(self.config, [f"{key}={value}" for key, value in settings.items()])
-
-    def _job(self, layout: Layout, settings: Mapping[str, str]) -> Job:
-        mesh: Any = abstract_mesh(sizes_of(layout), self.target.chip.kind)
-        chosen = tuple(sorted(settings.items()))
-        job = Job(self._config(settings), layout, mesh, shapes=self._shapes.get(chosen))
-        self._shapes.setdefault(chosen, job.step.shapes)
-        return job
+    model: Any = config.model  # a dataclass, which its base class cannot say
+    known = next((f.metadata["known"] for f in fields(model) if f.name == "remat"), ())
+    choices: dict[str, Sequence[str]] = {}
+    if remats := [value for value in known if value != AUTO]:
+        choices["model.remat"] = remats
+    if len(microbatches) > 1 or config.microbatches not in microbatches:
+        choices["microbatches"] = [str(n) for n in sorted(microbatches, reverse=True)]
+    return Workload(title, target, program, compile, config.batch, choices)

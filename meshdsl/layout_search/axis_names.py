@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import cache
 
-from meshdsl.layout import Layout, shipped
-from meshdsl.layout_search.plan import Line
+from meshdsl.layout import Layout, Rule, shipped
 
 _FIRST = ("context", "fsdp-sequence")  # layouts whose names go before those of others
 _DATA, _MODEL = "data", "model"
@@ -15,46 +14,34 @@ _SECOND = {_DATA: ("replica", "shard")}  # of data: where all is kept whole, and
 
 
 @cache
-def _shipped_names() -> dict[str, str]:
-    """For each dim of a shipped layout the axis that it is split over."""
+def axes_of_dims() -> dict[str, str]:
+    """For each dim of a shipped layout the axis that it is split over: a model could have them."""
     found: dict[str, str] = {}
     for name in dict.fromkeys((*_FIRST, *shipped())):
         for rule in Layout.load(shipped()[name]).parsed:
             found.setdefault(rule.dim, rule.axis)
-    return found
-
-
-@cache
-def known_dims() -> frozenset[str]:
-    """The dims of shipped layouts: a model could have them."""
-    return frozenset({*_shipped_names(), *_MORE})
+    return found | _MORE
 
 
 @cache
 def known_axes() -> frozenset[str]:
     """The axes of shipped layouts, and the names that a search gives to others."""
     axes = {axis for path in shipped().values() for axis in Layout.load(path).mesh}
-    return frozenset(
-        {*axes, *_MORE.values(), *(name for names in _SECOND.values() for name in names)}
-    )
+    return frozenset({*axes, *_MORE.values(), *_SECOND[_DATA]})
 
 
-def axis_name(lines: Sequence[Line], stored: Collection[str], taken: Collection[str]) -> str:
-    """A name for the axis of these lines: of the first rule, or where there is none, the first.
+def axis_name(rules: Sequence[Rule], stored: Collection[str], taken: Collection[str]) -> str:
+    """A name for the axis of these rules: by what it splits first.
 
     Args:
       stored: the dims that parameters have.
       taken: names of other axes.
     """
-    first = next((x for x in lines if x.level == "rules"), lines[0])
-    known = _shipped_names() | _MORE
-    if first.level != "rules":
-        name = _DATA
-    else:
-        name = known.get(first.dim, _MODEL if first.dim in stored else _DATA)
-    if name not in taken:
-        return name
-    if name in _SECOND:
-        name = _SECOND[name][any(x.level != "rules" for x in lines)]
+    first = next((x for x in rules if x.level == "rules"), None)
+    name = _DATA
+    if first is not None:
+        name = axes_of_dims().get(first.dim, _MODEL if first.dim in stored else _DATA)
+    if name in taken and name in _SECOND:
+        name = _SECOND[name][any(x.level != "rules" for x in rules)]
     free = [name, *(f"{name}_{i}" for i in range(2, len(taken) + 3))]
     return next(one for one in free if one not in taken)

@@ -10,7 +10,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, product
 
 from meshdsl.errors import MeshDSLError
@@ -18,8 +18,8 @@ from meshdsl.layout import LEVELS, Layout
 from meshdsl.layout_search.constraints import Constraints
 from meshdsl.layout_search.judge import Judge, rank
 from meshdsl.layout_search.neighbours import Neighbours
-from meshdsl.layout_search.obeys import Obeys
-from meshdsl.layout_search.plan import Plan, layout_of, merged
+from meshdsl.layout_search.obeys import broken
+from meshdsl.layout_search.plan import Plan, attributes, layout_of, merged
 from meshdsl.layout_search.starts import starts
 from meshdsl.layout_search.workload import Workload, sizes_of
 
@@ -27,29 +27,14 @@ _BEAM = 4  # of the best layouts the neighbours are looked at
 _STARTING = 0.5  # of the time the first estimates may take
 
 
-@dataclass
-class Limits:
-    """How long a search may go on.
-
-    Attributes:
-      until: as `time.monotonic` counts; None for no limit.
-      evaluations: how many estimates may be made; None for no limit. With it alone a search finds
-        the same each time.
-    """
-
-    until: float | None = None
-    evaluations: int | None = None
-
-    def left(self, judge: Judge, share: float = 1.0, began: float = 0.0) -> bool:
-        """Whether an estimate may be made, if only a `share` of all may be used so far."""
-        done = len(judge.judged)
-        if self.evaluations is not None and done >= share * self.evaluations:
-            return False
-        return self.until is None or time.monotonic() < began + share * (self.until - began)
-
-
 class Climb:
     """One search.
+
+    Args:
+      budget: bytes of a device that may be used.
+      until: when it must end, as `time.monotonic` counts; None for no limit.
+      evaluations: how many estimates it may make; None for no limit. With it alone a search finds
+        the same each time.
 
     Attributes:
       judge: has estimated what the search came to.
@@ -57,24 +42,32 @@ class Climb:
       ended: whether it ended by itself: each start and each neighbour of the best is estimated.
     """
 
-    def __init__(self, workload: Workload, constraints: Constraints, judge: Judge, limits: Limits):
-        self.workload, self.constraints, self.judge = workload, constraints, judge
-        self.limits, self.began, self.ended = limits, time.monotonic(), False
-        self.obeys = Obeys(constraints, workload.target)
-        self.choices = _choices(workload, constraints)
+    def __init__(
+        self,
+        workload: Workload,
+        constraints: Constraints,
+        budget: int,
+        until: float | None,
+        evaluations: int | None,
+    ):
+        self.workload, self.judge = workload, Judge(workload, budget)
+        self._until, self._evaluations = until, evaluations
+        self._began, self.ended = time.monotonic(), False
+        self.constraints = constraints
+        self._choices = _choices(workload, constraints)
         # One batch at a time, and the least memory else.
-        first = {n: v[-1] if n == "microbatches" else v[0] for n, v in self.choices.items()}
-        self._first = tuple(sorted(first.items()))
+        least = {n: v[-1] if n == "microbatches" else v[0] for n, v in self._choices.items()}
+        self._least = tuple(sorted(least.items()))
         devices = workload.target.devices
         whole = Plan((("data", devices),) if devices > 1 else (), ())
-        program = workload.program(layout_of(whole), first)
+        program = workload.program(layout_of(whole), least)
         sizes: dict[str, dict[int, None]] = defaultdict(dict)
         work: dict[str, float] = defaultdict(float)  # elements of all loops that have a dim
         for op in program.ops:
             for dim in op.dims:
                 work[dim.name] += op.count * math.prod(d.size for d in op.dims)
-        for dims in (x.dims for x in (*program.ops, *program.arguments)):
-            for dim in dims:
+        for one in (*program.ops, *program.arguments):
+            for dim in one.dims:
                 sizes[dim.name][dim.size] = None
         by_work = sorted(sizes, key=lambda name: -work[name])
         self.dims = {name: tuple(sizes[name]) for name in by_work}
@@ -82,7 +75,7 @@ class Climb:
         self._neighbours = Neighbours(
             [name for name in by_work if name in work],
             list(dict.fromkeys(stored)),
-            self.choices,
+            self._choices,
             {name for op in program.ops for name in op.visited},
         )
         nests = (tuple(d for d in op.dims if d.name not in op.unsplit) for op in program.ops)
@@ -90,15 +83,19 @@ class Climb:
         self._kept = list(dict.fromkeys(a.dims for a in program.arguments if a.dims))
         self._splits: set[tuple] = set()  # of what was estimated, see `_split`
         self._near: dict[Plan, Iterator[Plan]] = {}
-        first_round, *rounds = starts(devices, self.dims, constraints)
-        self._starts = [s.plan for s in first_round], [s.plan for some in rounds for s in some]
-        # Of several names the first.
-        named = reversed([s for some in (first_round, *rounds) for s in some if s.name])
-        self._names = {start.plan: start.name for start in named}
+        rounds = list(starts(devices, self.dims, constraints))
+        self._first = [plan for plan, _ in rounds[0]]
+        self._starts: dict[Plan, str] = {}  # with the first name of each, or none
+        for plan, name in chain(*rounds):
+            self._starts[plan] = self._starts.get(plan) or name
 
     def name(self, plan: Plan) -> str:
         """The name of the shipped layout that a plan is, whatever its settings; or empty."""
-        return self._names.get(replace(plan, settings=()), "")
+        return self._starts.get(replace(plan, settings=()), "")
+
+    def breaks(self, layout: Layout, plan: Plan) -> str:
+        """The constraint that a layout with the settings of a plan breaks; empty if it obeys."""
+        return broken(self.constraints, self.workload.target, layout, dict(plan.settings))
 
     def ranked(self) -> list[Plan]:
         """What is estimated, the best first."""
@@ -107,19 +104,29 @@ class Climb:
 
     def run(self) -> None:
         """Search until nothing is left or the time is over; `judge` has what was found."""
-        first = (replace(plan, settings=self._first) for plan in self._starts[0])
-        later = self._with_all_settings(chain(*self._starts))
-        while self.limits.left(self.judge) or not self.judge.judged:
-            begins = self.limits.left(self.judge, _STARTING, self.began) or not self.judge.judged
-            sources = chain([first] if begins else [], self._better(), [first, later])
+        first = (replace(plan, settings=self._least) for plan in self._first)
+        later = self._with_all_settings(self._starts)
+        while self._may_go_on():
+            begins = [first] if self._may_go_on(_STARTING) else []
+            sources = chain(begins, self._better(), [first, later])
             plan = next((p for source in sources for p in source if self._is_new(p)), None)
             if plan is None:
                 self.ended = True
                 return
             self.judge(plan, self.name(plan))
 
+    def _may_go_on(self, share: float = 1.0) -> bool:
+        """Whether an estimate may be made, if only a `share` of all may be used so far."""
+        done = len(self.judge.judged)
+        if not done:
+            return True
+        if self._evaluations is not None and done >= share * self._evaluations:
+            return False
+        began, until = self._began, self._until
+        return until is None or time.monotonic() < began + share * (until - began)
+
     def _with_all_settings(self, plans: Iterable[Plan]) -> Iterator[Plan]:
-        values = [[(name, value) for value in self.choices[name]] for name, _ in self._first]
+        values = [[(name, value) for value in self._choices[name]] for name, _ in self._least]
         return (replace(plan, settings=each) for plan in plans for each in product(*values))
 
     def _better(self) -> Iterator[Iterator[Plan]]:
@@ -145,10 +152,10 @@ class Climb:
         try:
             # One of which two axes do the same is left to the one without.
             layouts = [layout_of(p) for p in (plan, *merged(plan))]
-            broken = [self.obeys.broken(layout, dict(plan.settings)) for layout in layouts]
-            if broken[0]:
-                self.judge.refused[plan] = f"it does not obey {broken[0]}"
-            elif all(broken[1:]) and (split := self._split(plan, layouts[0])) not in self._splits:
+            breaks = [self.breaks(layout, plan) for layout in layouts]
+            if breaks[0]:
+                self.judge.refused[plan] = f"it does not obey {breaks[0]}"
+            elif all(breaks[1:]) and (split := self._split(plan, layouts[0])) not in self._splits:
                 self._splits.add(split)
                 return True
         except MeshDSLError as error:
@@ -167,7 +174,7 @@ class Climb:
             said.append(tuple(layout.split(dims).items()))
         for dims in self._kept:
             said += [tuple(layout.at_rest(dims, sizes, level).items()) for level in LEVELS]
-        how = [(x.dim, x.axis, x.attributes) for x in plan.lines if x.attributes]
+        how = [(x.dim, x.axis, repr(how)) for x in plan.rules if (how := attributes(x))]
         return plan.sizes, plan.words, plan.settings, tuple(how), tuple(said)
 
 
@@ -176,7 +183,6 @@ def _choices(workload: Workload, constraints: Constraints) -> Mapping[str, Seque
     found = dict(workload.choices)
     allowed = {"model.remat": constraints.remat, "microbatches": constraints.microbatches}
     for name in found.keys() & allowed.keys():
-        if (some := allowed[name]) is not None:
-            left = [value for value in found[name] if value in map(str, some)]
-            found[name] = left or found[name]
+        left = [value for value in found[name] if value in map(str, allowed[name] or ())]
+        found[name] = left or found[name]
     return found

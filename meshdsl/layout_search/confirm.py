@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.figures import byte_words
-from meshdsl.layout_search.found import Found, Judged, Rejected, frontier_of
+from meshdsl.layout_search.found import Found, Judged, frontier_of
 from meshdsl.layout_search.judge import rank
 from meshdsl.layout_search.workload import Workload
-from meshdsl.predict.compiler.report import CompiledReport
 
 
 def confirmed(found: Found, workload: Workload, count: int) -> Found:
@@ -23,10 +21,9 @@ def confirmed(found: Found, workload: Workload, count: int) -> Found:
     Raises:
       MeshDSLError: the compiler is not installed, or refuses all candidates.
     """
-    known = [found.best, *([found.second] if found.second else []), *found.frontier]
-    known += [one.judged for one in found.rejected if one.judged.fits]
-    known += [found.shipped] if found.shipped else []
-    waiting = sorted({id(j.candidate): j for j in known if j.fits}.values(), key=rank)
+    known = [found.best, found.second, *found.frontier, *found.rejected, found.shipped]
+    unique = {id(j.candidate): j for j in known if j is not None and j.fits}
+    waiting = sorted(unique.values(), key=rank)
     if count > 1 and found.shipped is not None and found.shipped not in waiting[:count]:
         waiting.remove(found.shipped)
         waiting.insert(count - 1, found.shipped)
@@ -44,24 +41,21 @@ def confirmed(found: Found, workload: Workload, count: int) -> Found:
         )
     best, *others = sorted(passed, key=rank)
     by_candidate = {id(j.candidate): j for j in (*passed, *refused)}
-    again: Callable[[Judged], Judged] = lambda j: by_candidate.get(id(j.candidate), j)
     # Below the least memory of what was compiled there is but the estimate to go by.
     sure = frontier_of(passed)
-    smaller = [j for j in found.frontier if again(j) is j and j.peak < sure[0].peak]
+    left = [j for j in found.frontier if id(j.candidate) not in by_candidate]
     # Figures of the compiler and of the estimate do not stand side by side where they need not.
     unlike = [j for j in others if j.candidate.layout != best.candidate.layout]
-    second = next(iter([*unlike, *others]), None)
-    rejected = [Rejected(j, f"the compiler: {j.refused}") for j in refused]
-    rejected += [r for r in found.rejected if id(r.judged.candidate) not in by_candidate]
+    shipped = found.shipped
     return replace(
         found,
         best=best,
-        second=second or found.second,
-        frontier=(*smaller, *sure),
-        shipped=again(found.shipped) if found.shipped else None,
+        second=next(iter([*unlike, *others]), found.second),
+        frontier=(*(j for j in left if j.peak < sure[0].peak), *sure),
+        shipped=by_candidate.get(id(shipped.candidate), shipped) if shipped else None,
         differences=found.differences if best.candidate is found.best.candidate else (),
-        rejected=tuple(rejected),
-        compiled=len(passed) + len(refused),
+        rejected=(*refused, *(j for j in found.rejected if id(j.candidate) not in by_candidate)),
+        compiled=len(by_candidate),
     )
 
 
@@ -72,15 +66,8 @@ def _compiled(judged: Judged, budget: int, workload: Workload) -> Judged:
         report = workload.compile(candidate.layout, dict(candidate.settings))
     except MeshDSLError as error:
         return replace(judged, judge="compiler", fits=False, refused=str(error))
-    return _by_report(judged, report, budget)
-
-
-def _by_report(judged: Judged, report: CompiledReport, budget: int) -> Judged:
-    peak = report.memory.needed
+    peak, time = report.memory.needed, report.time or judged
     fits = report.fits is not False and peak <= budget
     refused = "" if fits else f"it needs {byte_words(peak)}"
-    said = replace(judged, judge="compiler", peak=peak, fits=fits, refused=refused)
-    if report.time is None:
-        return said
-    time = report.time
-    return replace(said, step=time.step, compute=time.compute, exposed=time.exposed)
+    figures = {"step": time.step, "compute": time.compute, "exposed": time.exposed}
+    return replace(judged, judge="compiler", peak=peak, fits=fits, refused=refused, **figures)

@@ -6,17 +6,23 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.layout import LEVELS, Layout, Rule
 from meshdsl.parsing import parse_toml
 
-# What a layout says beside its rules, with the value that stands for nothing said.
-WORDS = {"gather": "layer", "sum": "step", "uneven": "error", "strict": False}
 _LEVEL = re.compile(rf"\s*({'|'.join(LEVELS)})\s*:\s*(.*)", re.DOTALL)
 _KEY = re.compile(r"\s*\w+\s*=")
 _NEVER = re.compile(r"\s*(\w+|\*)\s*->\s*(\w+|\*)\s*")
+# What a layout says beside its rules, with the value that stands for nothing said.
+WORDS = {"gather": "layer", "sum": "step", "uneven": "error", "strict": False}
+
+
+def words_of(layout: Layout) -> dict[str, Any]:
+    """What a layout says beside its rules, such as `{"gather": "step"}`."""
+    said = {word: getattr(layout, word) for word in WORDS}
+    return {word: value for word, value in said.items() if value != WORDS[word]}
 
 
 @dataclass(frozen=True)
@@ -69,9 +75,8 @@ class Constraints:
 
     @property
     def words(self) -> dict[str, Any]:
-        """What `keep` says beside its rules, such as `{"gather": "step"}`."""
-        said = {word: getattr(self.keep, word) for word in WORDS} if self.keep else {}
-        return {word: value for word, value in said.items() if value != WORDS[word]}
+        """What `keep` says beside its rules."""
+        return words_of(self.keep) if self.keep else {}
 
     def size_words(self, axis: str) -> str:
         """The size of an axis as the user has said it, without the dashes of the flag."""
@@ -88,22 +93,10 @@ def kept_words(rule: Rule) -> str:
 # -- texts -------------------------------------------------------------------------------------
 
 
-class Kept(NamedTuple):
-    """What several `--keep`s say.
+def parse_keep(texts: Sequence[str]) -> tuple[Layout | None, dict[str, int], dict[str, int]]:
+    """What several `--keep`s say, the upper ones first: their rules, and sizes of axes.
 
-    Attributes:
-      layout: their rules, without a mesh; None where there are none.
-      mesh: sizes of axes within slices, where a layout file has them.
-      dcn: sizes of axes across slices, likewise.
-    """
-
-    layout: Layout | None
-    mesh: dict[str, int]
-    dcn: dict[str, int]
-
-
-def parse_keep(texts: Sequence[str]) -> Kept:
-    """What several `--keep`s say, the upper ones first.
+    The sizes are those of layout files, of axes within slices and then of axes across them.
 
     Each is a rule, or a table as in a layout file, `{ rule = "vocab -> model", uneven = "pad" }`,
     maybe after the name of its list, `parameters: d_model -> data`; or another key of `[layout]`,
@@ -119,16 +112,13 @@ def parse_keep(texts: Sequence[str]) -> Kept:
         found = _parse_one(text)
         for level in LEVELS:
             given[level] += getattr(found, level)
-        stated = {word: getattr(found, word) for word in WORDS}
-        given |= {word: value for word, value in stated.items() if value != WORDS[word]}
+        given |= words_of(found)
         sizes |= found.mesh
         across += found.dcn
     fixed = {axis: size for axis, size in sizes.items() if isinstance(size, int)}
-    return Kept(
-        Layout(**given, name="keep") if texts else None,
-        {axis: size for axis, size in fixed.items() if axis not in across},
-        {axis: size for axis, size in fixed.items() if axis in across},
-    )
+    within = {axis: size for axis, size in fixed.items() if axis not in across}
+    beyond = {axis: size for axis, size in fixed.items() if axis in across}
+    return Layout(**given, name="keep") if texts else None, within, beyond
 
 
 def _parse_one(text: str) -> Layout:
@@ -136,25 +126,24 @@ def _parse_one(text: str) -> Layout:
     match = _LEVEL.fullmatch(text)
     level, rest = (match[1], match[2]) if match else ("rules", text)
     name = f"--keep {text!r}"
-    if rest.lstrip().startswith("{"):
-        line = _from_toml(f"rule = {rest}", name)["rule"]
-        return Layout.from_dict({"layout": {level: [line]}}, name=name)
-    if "->" in rest or match:
-        return Layout.from_dict({"layout": {level: [rest]}}, name=name)
-    if _KEY.match(rest):
-        return Layout.from_dict({"layout": _from_toml(rest, name)}, name=name)
+    try:
+        if rest.lstrip().startswith("{"):
+            body = {level: [parse_toml(f"rule = {rest}")["rule"]]}
+        elif "->" in rest or match:
+            body = {level: [rest]}
+        elif _KEY.match(rest):
+            body = parse_toml(rest)
+        else:
+            body = None
+    except ValueError as error:
+        raise MeshDSLError(f"{name}: not as in a layout file: {error}") from None
+    if body is not None:
+        return Layout.from_dict({"layout": body}, name=name)
     try:
         return Layout.load(text)
     except MeshDSLError as error:
         hint = "" if Path(text).suffix == ".toml" else f'; a rule is written "{text} -> AXIS"'
         raise MeshDSLError(f"{name}: {error}{hint}") from None
-
-
-def _from_toml(text: str, name: str) -> dict[str, Any]:
-    try:
-        return parse_toml(text)
-    except ValueError as error:
-        raise MeshDSLError(f"{name}: not as in a layout file: {error}") from None
 
 
 def parse_never(pattern: str) -> tuple[str, str, str]:

@@ -6,9 +6,11 @@ Times are seconds of one step, sizes are bytes on one device.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any
 
-from meshdsl.layout import Layout
+from meshdsl.layout import LEVELS, Layout
+from meshdsl.layout_search.constraints import words_of
 from meshdsl.predict.explanation import AxisView
 
 _LESS = 1e-2  # memory that is less by this share is worth a line of its own
@@ -77,14 +79,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Rejected:
-    """A candidate near to the best that was not taken, and why, in one line."""
-
-    judged: Judged
-    why: str
-
-
-@dataclass(frozen=True)
 class Found:
     """What a search found.
 
@@ -100,7 +94,8 @@ class Found:
         next one is faster and takes more.
       shipped: the fastest shipped layout that fits; None if none does.
       differences: between `best` and `shipped`.
-      rejected: nearest to the best first.
+      rejected: near to the best and not taken: what is faster and does not fit, then what is
+        slower.
       explained: how many were estimated.
       compiled: how many were compiled.
       seconds: that the search took, compilations left out.
@@ -116,7 +111,7 @@ class Found:
     frontier: tuple[Judged, ...]
     shipped: Judged | None
     differences: tuple[Difference, ...]
-    rejected: tuple[Rejected, ...]
+    rejected: tuple[Judged, ...]
     explained: int
     compiled: int
     seconds: float
@@ -130,3 +125,29 @@ def frontier_of(judged: Iterable[Judged]) -> tuple[Judged, ...]:
         if not found or one.peak < found[-1].peak * (1 - _LESS):
             found.append(one)
     return tuple(reversed(found))
+
+
+def as_dict(found: Found) -> dict[str, Any]:
+    """Everything as dicts, lists, strings and numbers, with layouts as the tables of a file."""
+    return {f.name: _plain(getattr(found, f.name)) for f in fields(Found)}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case tuple():
+            return [_plain(one) for one in value]
+        case Judged(candidate=one):
+            figures = [f.name for f in fields(Judged) if f.name != "candidate"]
+            return {
+                **_tables(one.layout),
+                "settings": dict(one.settings),
+                "shipped": one.shipped,
+                **{name: _plain(getattr(value, name)) for name in figures},
+            }
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _tables(layout: Layout) -> dict[str, Any]:
+    """The two tables of a layout file, which `Layout.from_dict` reads as the same layout."""
+    lists = {level: list(getattr(layout, level)) for level in LEVELS if getattr(layout, level)}
+    return {"mesh": layout.mesh_table, "layout": lists | words_of(layout)}

@@ -50,19 +50,12 @@ class Judge:
     def _estimate(self, plan: Plan, shipped: str) -> Judged:
         target, layout = self.workload.target, layout_of(plan, shipped or "layout")
         mesh_on(target, layout)
-        program = self.workload.program(layout, dict(plan.settings))
-        explanation = explain(program, target=target)
-        time, peak = explanation.time, explanation.memory.peak
+        found = explain(self.workload.program(layout, dict(plan.settings)), target=target)
+        time, peak = found.time, found.memory.peak
         assert time is not None
-        return Judged(
-            candidate=Candidate(layout, plan.settings, shipped),
-            step=time.step,
-            peak=peak,
-            compute=time.compute,
-            exposed=time.exposed,
-            axes=explanation.axes,
-            fits=peak <= (1 - MARGIN) * self.budget,
-        )
+        fits = peak <= (1 - MARGIN) * self.budget
+        candidate = Candidate(layout, plan.settings, shipped)
+        return Judged(candidate, time.step, peak, time.compute, time.exposed, found.axes, fits)
 
 
 def rank(judged: Judged) -> tuple[bool, int, int, float]:

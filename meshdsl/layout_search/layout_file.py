@@ -8,15 +8,21 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from meshdsl.figures import byte_words, time_words
 from meshdsl.layout import LEVELS, Layout, Rule
-from meshdsl.layout_search.constraints import WORDS
+from meshdsl.layout_search.constraints import words_of
 from meshdsl.predict.explanation import Explanation, MoveView
 
 _WIDTH = 100
+_WRAPPED: dict[str, Any] = {
+    "initial_indent": "  # ",
+    "subsequent_indent": "  #   ",
+    "break_long_words": False,
+    "break_on_hyphens": False,
+}
 _MATTERS = 1e-3  # the share of all bytes from which on a kind of collective is worth a line
 _AT_REST = {
     "parameters": ("parameter", "parameters"),
@@ -36,42 +42,23 @@ def layout_file(layout: Layout, heading: str, explanation: Explanation | None = 
     lines = [f"# {line}".rstrip() for line in heading.splitlines()]
     table = layout.mesh_table
     across = table.pop("dcn", {})
-    if layout.mesh:
-        lines += ["", "[mesh]", *(f"{axis} = {_value(size)}" for axis, size in table.items())]
-    if across:
-        lines += ["", "[mesh.dcn]", *(f"{axis} = {_value(size)}" for axis, size in across.items())]
+    for name, sizes in {"mesh": table, "mesh.dcn": across}.items():
+        if sizes or (name == "mesh" and across):
+            lines += ["", f"[{name}]", *(f"{axis} = {_value(n)}" for axis, n in sizes.items())]
     lines += ["", "[layout]"]
     for level in LEVELS:
         rules = getattr(layout, level)
-        if level == "rules" or rules:
-            lines += _list(level, rules, layout, explanation)
-    for word, default in WORDS.items():
-        if (value := getattr(layout, word)) != default:
-            lines.append(f"{word} = {_value(value)}")
+        if rules:
+            lines.append(f"{level} = [")
+            for number, line in enumerate(rules, 1):
+                for sentence in _comment(level, number, layout, explanation) if explanation else ():
+                    lines += textwrap.wrap(sentence, _WIDTH, **_WRAPPED)
+                lines.append(f"  {_value(line)},")
+            lines.append("]")
+        elif level == "rules":
+            lines.append("rules = []")
+    lines += [f"{word} = {_value(value)}" for word, value in words_of(layout).items()]
     return "\n".join(lines) + "\n"
-
-
-def _list(
-    level: str, rules: Sequence[Any], layout: Layout, explanation: Explanation | None
-) -> list[str]:
-    """The lines of one list of rules."""
-    if not rules:
-        return [f"{level} = []"]
-    lines = [f"{level} = ["]
-    for number, line in enumerate(rules, 1):
-        said = _comment(level, number, layout, explanation) if explanation else ()
-        for sentence in said:
-            first, below = "  # ", "  #   "
-            lines += textwrap.wrap(
-                sentence,
-                _WIDTH,
-                initial_indent=first,
-                subsequent_indent=below,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        lines.append(f"  {_value(line)},")
-    return [*lines, "]"]
 
 
 def _value(value: Any) -> str:
@@ -88,23 +75,30 @@ def _comment(level: str, number: int, layout: Layout, e: Explanation) -> Iterato
     """What a line of the layout splits and which collectives it causes, a sentence each."""
     where = f"{layout.name}, {'rule' if level == 'rules' else level + ' rule'} {number}"
     rules = [rule for rule in layout.parsed if rule.where == where]
+    axes = dict.fromkeys(rule.axis for rule in rules)
     sizes = {axis.name: axis.size for axis in e.axes}
-    if all(sizes.get(rule.axis, 1) == 1 for rule in rules):
-        over = _and([f"`{axis}`" for axis in dict.fromkeys(rule.axis for rule in rules)])
-        yield f"Splits nothing here: {over} has one device."
+    if all(sizes.get(axis, 1) == 1 for axis in axes):
+        yield f"Splits nothing here: {_and([f'`{axis}`' for axis in axes])} has one device."
         return
     yield _splits(level, rules, e)
-    own, with_others = _collectives(rules, e)
-    if own:
-        yield f"It causes, in a step: {'; '.join(own)}."
-    if with_others:
-        yield f"Together with other rules: {'; '.join(with_others)}."
-    if not own and not with_others:
-        axes = {rule.axis for rule in rules}
-        moves = any(axes & set(move.axes) for op in e.ops for move in op.moves)
-        if any(str(rules[0]) in _causes(move) for op in e.ops for move in op.moves):
+    moves = [move for op in e.ops for move in op.moves]
+    causes = [re.split(r"; then | or ", move.why) for move in moves]
+    mine = str(rules[0])
+    caused = [(m, len(why) > 1) for m, why in zip(moves, causes, strict=True) if mine in why]
+    # Small collectives are left out.
+    least = _MATTERS * sum(move.count * move.bytes for move in moves)
+    alone, together = (
+        _collectives([m for m, others in caused if others == with_others], least)
+        for with_others in (False, True)
+    )
+    if alone:
+        yield f"It causes, in a step: {'; '.join(alone)}."
+    if together:
+        yield f"Together with other rules: {'; '.join(together)}."
+    if not alone and not together:
+        if caused:
             yield "The collectives that it causes are small."
-        elif level != "rules" and moves:
+        elif level != "rules" and any(set(axes) & set(move.axes) for move in moves):
             yield "What gathers and sums them is counted at the rules of the ops that ask for it."
         else:
             yield "It causes no collective."
@@ -119,11 +113,9 @@ def _splits(level: str, rules: Sequence[Rule], e: Explanation) -> str:
             f"A pipeline: `{rules[0].dim}` in {stages} stages over `{rules[0].axis}`, `{cut[0]}` "
             f"in {cut[1]} microbatches."
         )
-    views = [view for op in e.ops for view in op.dims]
-    if level != "rules":
-        kind, what = _AT_REST[level]
-        kept = [t for t in e.memory.at_rest if t.kind == kind]
-        views = [view for tensor in kept for view in tensor.dims]
+    kind, what = _AT_REST.get(level, ("", ""))
+    kept = [t for t in e.memory.at_rest if t.kind == kind]
+    views = [view for one in (kept if kind else e.ops) for view in one.dims]
     found: dict[tuple[str, ...], dict[str, set[int]]] = {}
     for rule in rules:
         axes = tuple(r.axis for r in rules if r.dim == rule.dim and sizes[r.axis] > 1)
@@ -137,54 +129,30 @@ def _splits(level: str, rules: Sequence[Rule], e: Explanation) -> str:
         over = " and ".join(f"`{axis}`={sizes[axis]}" for axis in axes)
         said.append(f"{_and([f'`{dim}` ({_range(dims[dim])})' for dim in dims])} over {over}")
     text = f"Splits {' and '.join(said)}"
-    if level != "rules":
+    if kind:
         split = {rule.dim for rule in rules}
         share = [t for t in kept if any(d.name in split and d.axes for d in t.dims)]
         text += f", of {what}: {byte_words(sum(t.bytes for t in share))} of them on a device"
-    how = _how(rules[0])
-    return f"{text}{how and ', '}{how}."
+    how = rules[0].words + ["padded where it does not divide"] * rules[0].pads
+    return f"{text}, {_and(how)}." if how else f"{text}."
 
 
-def _how(rule: Rule) -> str:
-    """What the attributes of a rule say."""
-    said = rule.words + (["padded where it does not divide"] if rule.pads else [])
-    return _and(said) if said else ""
-
-
-def _causes(move: MoveView) -> list[str]:
-    """The rules behind a collective."""
-    return re.split(r"; then | or ", move.why)
-
-
-def _collectives(rules: Sequence[Rule], e: Explanation) -> tuple[list[str], list[str]]:
-    """Collectives that a line causes alone, and with other lines; small ones are left out."""
-    mine = str(rules[0])
-    total = sum(move.count * move.bytes for op in e.ops for move in op.moves)
-    groups: tuple[dict, dict] = ({}, {})
-    for move in (move for op in e.ops for move in op.moves):
-        causes = _causes(move)
-        if mine not in causes:
-            continue
-        key = (move.operation, move.axes)
-        into = groups[len(causes) > 1]
-        count, size, seconds = into.get(key, (0, 0, 0.0))
-        into[key] = (
-            count + move.count,
-            size + move.count * move.bytes,
-            seconds + move.count * (move.seconds or 0.0),
-        )
-    said: tuple[list[str], list[str]] = ([], [])
-    for into, words in zip(groups, said, strict=True):
-        for (operation, axes), (count, size, seconds) in sorted(
-            into.items(), key=lambda item: -item[1][1]
-        ):
-            if size < _MATTERS * total:
-                continue
-            alone = f", {time_words(seconds)} alone" if seconds else ""
-            over = _and([f"`{axis}`" for axis in axes])
-            words.append(
-                f"{count:,} {operation}{'s' * (count > 1)} over {over} ({byte_words(size)}{alone})"
-            )
+def _collectives(moves: Iterable[MoveView], least: float) -> list[str]:
+    """Collectives of at least so many bytes in words, those over the same axes together."""
+    groups: dict[tuple[str, tuple[str, ...]], list[MoveView]] = {}
+    for move in moves:
+        groups.setdefault((move.operation, move.axes), []).append(move)
+    size = {key: sum(m.count * m.bytes for m in some) for key, some in groups.items()}
+    said = []
+    for operation, axes in sorted(groups, key=lambda key: -size[key]):
+        some, total = groups[operation, axes], size[operation, axes]
+        count = sum(m.count for m in some)
+        seconds = sum(m.count * (m.seconds or 0.0) for m in some)
+        alone = f", {time_words(seconds)} alone" if seconds else ""
+        over = _and([f"`{axis}`" for axis in axes])
+        name = f"{operation}{'s' * (count > 1)}"
+        if total >= least:
+            said.append(f"{count:,} {name} over {over} ({byte_words(total)}{alone})")
     return said
 
 

@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import LEVELS, Layout, Rule
 from meshdsl.layout_search.constraints import Constraints, kept_words, parse_never
+from meshdsl.layout_search.plan import attributes
 from meshdsl.layout_search.workload import sizes_of
 from meshdsl.machine.network import device_coordinates
 from meshdsl.machine.target import HOST, Target
 
-
-class Never:
-    """The pattern by which a rule is one that the layout must not have; empty if it may."""
-
-    def __init__(self, patterns: Iterable[str]):
-        self._patterns = {pattern: parse_never(pattern) for pattern in patterns}
-
-    def __call__(self, level: str, dim: str, axis: str) -> str:
-        for pattern, wanted in self._patterns.items():
-            if all(w in ("*", h) for w, h in zip(wanted, (level, dim, axis), strict=True)):
-                return pattern
-        return ""
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
-class Obeys:
-    """Which constraint a candidate breaks: `Obeys(constraints, target).broken(layout)`.
+def never(patterns: Iterable[str], level: str, dim: str, axis: str) -> str:
+    """The first pattern by which a layout must not have a rule; empty if it may."""
+    rules_out = lambda pattern: all(
+        wanted in ("*", has)
+        for wanted, has in zip(parse_never(pattern), (level, dim, axis), strict=True)
+    )
+    return next(filter(rules_out, patterns), "")
+
+
+def broken(
+    c: Constraints, target: Target, layout: Layout, settings: Mapping[str, str] = NO_SETTINGS
+) -> str:
+    """The first constraint that a layout breaks, in words; empty if it obeys.
 
     Each axis larger than 1 must have a rule: the devices along one without all do the same. Rules
     that are kept must be there with the attributes that they state, in their order; and
@@ -39,63 +43,51 @@ class Obeys:
 
     Args:
       target: on which axes lie within a host, or not.
+      layout: with the size of each axis as a number.
+      settings: of the run that go with it, such as `{"model.remat": "full"}`.
     """
+    if c.remat is not None and settings.get("model.remat", c.remat[0]) not in c.remat:
+        return f"remat {','.join(c.remat)}"
+    if c.microbatches and int(settings.get("microbatches", 1)) not in c.microbatches:
+        return f"microbatches {','.join(map(str, c.microbatches))}"
+    return next(chain(_by_rules(c, layout), _by_mesh(c, target, layout)), "")
 
-    def __init__(self, constraints: Constraints, target: Target):
-        self.constraints, self.target = constraints, target
-        self._never, self._sizes = Never(constraints.never), constraints.sizes
 
-    def broken(self, layout: Layout, settings: Mapping[str, str] | None = None) -> str:
-        """The first constraint that a layout breaks, in words; empty if it obeys.
+def _by_rules(c: Constraints, layout: Layout) -> Iterator[str]:
+    """The constraints that the rules of a layout break."""
+    for rule in layout.parsed:
+        if pattern := never(c.never, rule.level, rule.dim, rule.axis):
+            yield f'never "{pattern}"'
+    for word, value in c.words.items():
+        if getattr(layout, word) != value:
+            yield f"keep {word} = {str(value).lower()}"
+    for level in LEVELS:
+        kept = [r for r in c.kept if r.level == level]
+        if kept and (missed := _missed(kept, [r for r in layout.parsed if r.level == level])):
+            yield kept_words(missed)
+    ruled = {rule.axis for rule in layout.parsed}
+    idle = [axis for axis, size in layout.mesh.items() if size != 1 and axis not in ruled]
+    yield from (f"a rule for each axis, as for `{axis}`" for axis in idle)
 
-        Args:
-          layout: with the size of each axis as a number.
-          settings: of the run that go with it, such as `{"model.remat": "full"}`.
-        """
-        c, settings = self.constraints, settings or {}
-        if c.remat is not None and settings.get("model.remat", c.remat[0]) not in c.remat:
-            return f"remat {','.join(c.remat)}"
-        if c.microbatches and int(settings.get("microbatches", 1)) not in c.microbatches:
-            return f"microbatches {','.join(map(str, c.microbatches))}"
-        return self._rules(layout) or self._mesh(sizes_of(layout), layout.dcn)
 
-    def _mesh(self, sizes: Mapping[str, int], dcn: Sequence[str]) -> str:
-        c = self.constraints
-        for axis, size in self._sizes.items():
-            if sizes.get(axis, 1) != size:
-                return c.size_words(axis)
-        for rule in c.kept:
-            if rule.axis not in self._sizes and sizes.get(rule.axis, 1) == 1:
-                return kept_words(rule)
-        if sum(size > 1 for size in sizes.values()) > c.axes:
-            return f"axes {c.axes}"
-        for axis in c.across:
-            if sizes.get(axis, 1) > 1 and axis not in dcn:
-                return c.size_words(axis)
-        if other := [a for a in dcn if c.across and sizes[a] > 1 and a not in c.across]:
-            return f"dcn {','.join(c.across)}: it has `{other[0]}` there"
-        for axis in c.within_host:
-            if sizes.get(axis, 1) > 1 and not lies_within_host(
-                self.target, tuple(sizes.items()), axis
-            ):
-                return f"within-host {axis}"
-        return ""
-
-    def _rules(self, layout: Layout) -> str:
-        parsed = layout.parsed
-        for rule in parsed:
-            if pattern := self._never(rule.level, rule.dim, rule.axis):
-                return f'never "{pattern}"'
-        for word, value in self.constraints.words.items():
-            if getattr(layout, word) != value:
-                return f"keep {word} = {str(value).lower()}"
-        for level in LEVELS:
-            kept = [r for r in self.constraints.kept if r.level == level]
-            if kept and (missed := _missed(kept, [r for r in parsed if r.level == level])):
-                return kept_words(missed)
-        ruled = {rule.axis for rule in parsed}
-        idle = [axis for axis, size in layout.mesh.items() if size != 1 and axis not in ruled]
-        return f"a rule for each axis, as for `{idle[0]}`" if idle else ""
+def _by_mesh(c: Constraints, target: Target, layout: Layout) -> Iterator[str]:
+    """The constraints that the mesh of a layout breaks."""
+    sizes, decided = sizes_of(layout), c.sizes
+    large = [axis for axis, size in sizes.items() if size > 1]
+    for axis, size in decided.items():
+        if sizes.get(axis, 1) != size:
+            yield c.size_words(axis)
+    for rule in c.kept:
+        if rule.axis not in decided and rule.axis not in large:
+            yield kept_words(rule)
+    if len(large) > c.axes:
+        yield f"axes {c.axes}"
+    yield from (c.size_words(axis) for axis in c.across if axis in large and axis not in layout.dcn)
+    if other := [a for a in layout.dcn if c.across and a in large and a not in c.across]:
+        yield f"dcn {','.join(c.across)}: it has `{other[0]}` there"
+    for axis in c.within_host:
+        if axis in large and not lies_within_host(target, tuple(sizes.items()), axis):
+            yield f"within-host {axis}"
 
 
 def _missed(kept: Sequence[Rule], rules: Sequence[Rule]) -> Rule | None:
@@ -111,14 +103,9 @@ def _missed(kept: Sequence[Rule], rules: Sequence[Rule]) -> Rule | None:
 
 def _is(kept: Rule, rule: Rule) -> bool:
     """Whether `rule` is the one that is kept, with the attributes that are stated."""
-    return (
-        (kept.dim, kept.axis) == (rule.dim, rule.axis)
-        and (rule.pads or not kept.pads)
-        and kept.move in ("collective", rule.move)
-        and kept.order in ("natural", rule.order)
-        and kept.microbatches in (None, rule.microbatches)
-        and kept.rounds in (1, rule.rounds)
-    )
+    has = attributes(rule)
+    stated = all(has.get(name) == value for name, value in attributes(kept).items())
+    return stated and (kept.dim, kept.axis) == (rule.dim, rule.axis)
 
 
 def host_devices(target: Target) -> int:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.figures import byte_words, time_words
-from meshdsl.layout import LEVELS
-from meshdsl.layout_search.check import Facts, check, nothing_fits
-from meshdsl.layout_search.climb import Climb, Limits
+from meshdsl.layout import LEVELS, Rule
+from meshdsl.layout_search.check import check, nothing_fits
+from meshdsl.layout_search.climb import Climb
 from meshdsl.layout_search.constraints import Constraints
-from meshdsl.layout_search.found import Difference, Found, Judged, Rejected, frontier_of
+from meshdsl.layout_search.found import Difference, Found, Judged, frontier_of
 from meshdsl.layout_search.judge import MARGIN, SAME, Judge, rank
-from meshdsl.layout_search.plan import Line, Plan, layout_of
+from meshdsl.layout_search.plan import Plan, attributes, layout_of
 from meshdsl.layout_search.text import line_words
 from meshdsl.layout_search.workload import Workload
 
 _SHARE = 0.85  # of the time goes to the search; the rest to what its result is worth
 _REJECTED = 6
-_OBJECTS = 100_000  # that Python makes before it looks for garbage
 
 
 def find(
@@ -46,46 +42,32 @@ def find(
       MeshDSLError: no layout that obeys can be used at all.
     """
     began = time.monotonic() if began is None else began
-    known = [x for x in (constraints.memory, workload.target.chip.hbm) if x]
-    judge = Judge(workload, min(known, default=sys.maxsize))
-    with _rarely_collected():
-        until = None if seconds is None else began + _SHARE * seconds
-        climb = Climb(workload, constraints, judge, Limits(until, evaluations))
-        remats = tuple(workload.choices.get("model.remat", ()))
-        facts = Facts(workload.target, climb.dims, remats, workload.rows)
-        check(constraints, facts)
-        climb.run()
-        if not judge.judged:
-            raise _of_no_use(climb, facts)
-        if not any(judged.fits for judged in judge.judged.values()):
-            least = min(judge.judged.values(), key=lambda judged: judged.peak)
-            raise nothing_fits(constraints, facts, least)
-        return _found(climb, None if seconds is None else began + seconds, began)
+    target = workload.target
+    budget = min((x for x in (constraints.memory, target.chip.hbm) if x), default=sys.maxsize)
+    until = None if seconds is None else began + _SHARE * seconds
+    climb = Climb(workload, constraints, budget, until, evaluations)
+    check(constraints, workload, climb.dims)
+    climb.run()
+    judged = climb.judge.judged
+    if not judged:
+        raise _of_no_use(climb)
+    if not any(one.fits for one in judged.values()):
+        raise nothing_fits(constraints, target, min(judged.values(), key=lambda one: one.peak))
+    return _found(climb, None if seconds is None else began + seconds, began)
 
 
-@contextmanager
-def _rarely_collected() -> Iterator[None]:
-    """Python looks for garbage less often: traces make many objects, and hardly any cycles."""
-    before = gc.get_threshold()
-    gc.set_threshold(_OBJECTS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
-def _of_no_use(climb: Climb, facts: Facts) -> MeshDSLError:
+def _of_no_use(climb: Climb) -> MeshDSLError:
     """The error of a search in which no plan could be estimated."""
-    workload, reasons = climb.workload, list(climb.judge.refused.values())
-    if reasons:
+    title, target = climb.workload.title, climb.workload.target
+    if reasons := list(climb.judge.refused.values()):
         return MeshDSLError(
-            f"search: no layout that obeys can be used for {workload.title}; of the first one that "
-            f"was tried: {reasons[0]}"
+            f"search: no layout that obeys can be used for {title}; of the first one that was "
+            f"tried: {reasons[0]}"
         )
-    sizes = ", ".join(f"`{dim}`={'/'.join(map(str, n))}" for dim, n in facts.dims.items())
+    sizes = ", ".join(f"`{dim}`={'/'.join(map(str, n))}" for dim, n in climb.dims.items())
     return MeshDSLError(
-        f"search: no dim of {workload.title} divides over the {facts.target.devices} devices of "
-        f"{facts.target}; its dims are {sizes}"
+        f"search: no dim of {title} divides over the {target.devices} devices of {target}; its "
+        f"dims are {sizes}"
     )
 
 
@@ -100,10 +82,8 @@ def _found(climb: Climb, until: float | None, began: float) -> Found:
             break
     mine = judged[best]
     bare = lambda plan: replace(plan, settings=(), words=())
-    others = [
-        j for p, j in judged.items() if j.fits and bare(p) != bare(best) and not _same(j, mine)
-    ]
-    second = min(others, key=rank, default=None)
+    unlike = [j for p, j in judged.items() if j.fits and bare(p) != bare(best)]
+    second = min((j for j in unlike if not _same(j, mine)), key=rank, default=None)
     return Found(
         title=climb.workload.title,
         target=str(climb.workload.target),
@@ -114,7 +94,7 @@ def _found(climb: Climb, until: float | None, began: float) -> Found:
         frontier=frontier_of(judged.values()),
         shipped=judged[shipped] if shipped else None,
         differences=differences,
-        rejected=tuple(_rejected(judge, mine, second)),
+        rejected=_rejected(judge, mine, second),
         explained=len(judged),
         compiled=0,
         seconds=time.monotonic() - began,
@@ -127,17 +107,17 @@ def _shipped(climb: Climb, best: Plan) -> Plan | None:
     named = [plan for plan in climb.ranked() if climb.name(plan)]
     for plan in named[:1]:
         _estimate(climb, replace(plan, settings=best.settings))
-    fitting = [p for p in climb.ranked() if climb.name(p) and climb.judge.judged[p].fits]
-    return fitting[0] if fitting else None
+    fitting = (p for p in climb.ranked() if climb.name(p) and climb.judge.judged[p].fits)
+    return next(fitting, None)
 
 
 def _estimate(climb: Climb, plan: Plan) -> Judged | None:
     """The estimate of a plan that obeys."""
     try:
-        broken = climb.obeys.broken(layout_of(plan), dict(plan.settings))
+        breaks = climb.breaks(layout_of(plan), plan)
     except MeshDSLError:
         return None
-    return None if broken else climb.judge(plan, climb.name(plan))
+    return None if breaks else climb.judge(plan, climb.name(plan))
 
 
 def _same(one: Judged, other: Judged) -> bool:
@@ -146,21 +126,17 @@ def _same(one: Judged, other: Judged) -> bool:
     return near(one.step, other.step) and near(one.peak, other.peak)
 
 
-def _rejected(judge: Judge, best: Judged, second: Judged | None) -> Iterator[Rejected]:
+def _rejected(judge: Judge, best: Judged, second: Judged | None) -> tuple[Judged, ...]:
     """What is nearest to the best and was not taken: what is faster first, then what is not."""
+    shown = [best, *([second] if second else [])]
     others: list[Judged] = []
     for j in judge.judged.values():  # of those that come to the same, the first
-        shown = (best, *([second] if second else []), *others)
-        if not any(_same(j, one) for one in shown):
+        if not any(_same(j, one) for one in (*shown, *others)):
             others.append(j)
     others.sort(key=lambda judged: judged.step)
     faster = [j for j in others if not j.fits and j.step < best.step][: _REJECTED // 2]
     slower = [j for j in others if j.fits and j.step >= best.step]
-    for j in faster:
-        over = byte_words(int(j.peak - (1 - MARGIN) * judge.budget))
-        yield Rejected(j, f"does not fit, by {over} with what must stay free")
-    for j in slower[: _REJECTED - len(faster)]:
-        yield Rejected(j, f"slower by {time_words(j.step - best.step)}")
+    return (*faster, *slower[: _REJECTED - len(faster)])
 
 
 # -- what the differences are worth --------------------------------------------------------------
@@ -176,8 +152,7 @@ def _differences(climb: Climb, best: Plan, base: Plan, until: float | None) -> I
         late = until is not None and time.monotonic() > until
         judged = climb.judge.judged.get(undone) if late else _estimate(climb, undone)
         if judged is not None:
-            longer, more = judged.step - mine.step, judged.peak - mine.peak
-            yield Difference(words, added, longer, more)
+            yield Difference(words, added, judged.step - mine.step, judged.peak - mine.peak)
             continue
         idle = [axis for axis, _ in undone.sizes if not undone.of(axis)]
         why = climb.judge.refused.get(undone, "there was no time to estimate it")
@@ -193,31 +168,24 @@ def _undone(best: Plan, base: Plan) -> Iterator[tuple[str, bool, Plan | None]]:
     for level in LEVELS:
         ours, others = best.at(level), base.at(level)
         for x in (x for x in ours if x not in others):
-            yield _words(x), True, best.with_lines(level, [y for y in ours if y != x])
+            yield _words(x), True, best.with_list(level, [y for y in ours if y != x])
         for x in (x for x in others if x not in ours):
-            undone = best.with_lines(level, [*ours, x]) if x.axis in mine else None
-            yield _words(x), False, undone
+            yield _words(x), False, best.with_list(level, [*ours, x]) if x.axis in mine else None
         order = [x for x in others if x in ours]
         if order != [x for x in ours if x in others]:
             swap = iter(order)
-            undone = best.with_lines(level, [next(swap) if y in order else y for y in ours])
+            undone = best.with_list(level, [next(swap) if y in order else y for y in ours])
             yield f"order of {level}", True, undone
-    for word in dict.fromkeys((*dict(best.words), *dict(base.words))):
-        ours_said, theirs_said = dict(best.words).get(word), dict(base.words).get(word)
-        if ours_said != theirs_said:
-            said = f"{word} = {ours_said or theirs_said}"
-            yield said, ours_said is not None, best.with_word(word, theirs_said)
+    ours, theirs = dict(best.words), dict(base.words)
+    for word in dict.fromkeys((*ours, *theirs)):
+        if (one := ours.get(word)) != (other := theirs.get(word)):
+            yield f"{word} = {one or other}", one is not None, best.with_word(word, other)
     for name, value in best.settings:
         if value != (other := dict(base.settings)[name]):
             yield f"{name}={value}", True, best.with_setting(name, other)
 
 
-def _words(line: Line) -> str:
-    """A line as a layout file has it, with its list where that is not `rules`."""
-    rule = f"{line.dim} -> {line.axis}"
-    said = dict(line.attributes)
-    if "microbatches" in said:
-        dim, count = said["microbatches"]
-        said["microbatches"] = {dim: count}
-    text = line_words({"rule": rule, **said} if said else rule)
-    return text if line.level == "rules" else f"{line.level}: {text}"
+def _words(rule: Rule) -> str:
+    """A rule as a layout file has it, with its list where that is not `rules`."""
+    text = line_words({"rule": f"{rule.dim} -> {rule.axis}", **attributes(rule)})
+    return text if rule.level == "rules" else f"{rule.level}: {text}"

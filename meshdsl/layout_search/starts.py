@@ -6,12 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import NamedTuple
 
 from meshdsl.layout import Layout, shipped
 from meshdsl.layout_search.constraints import Constraints
-from meshdsl.layout_search.obeys import Never
-from meshdsl.layout_search.plan import Line, Plan, merged, plan_of
+from meshdsl.layout_search.obeys import never
+from meshdsl.layout_search.plan import Plan, merged, plan_of, rule_of
 
 _FIRST = (  # often the best
     *("fsdp", "fsdp-sequence", "experts-fsdp", "experts-exchange"),
@@ -22,12 +21,7 @@ _KEPT = (2, 4, 8)  # sizes of an axis that a kept rule adds to a layout
 _NAMES = ("data", "model")  # of the axis of a dim that is split alone
 _ALONE = 4  # dims are split alone
 
-
-class Start(NamedTuple):
-    """Where a search may begin; `name` is that of the shipped layout that it is, or empty."""
-
-    plan: Plan
-    name: str
+Start = tuple[Plan, str]  # with the name of the shipped layout that it is, or empty
 
 
 def starts(
@@ -35,8 +29,8 @@ def starts(
 ) -> Iterator[list[Start]]:
     """Shipped layouts, each on its first mesh; then each on its second, and so on.
 
-    The first mesh of a layout is the one whose second axis is the smallest. Lines of dims that the
-    workload lacks are left out where they are optional, and a layout with another line of that kind
+    The first mesh of a layout is the one whose second axis is the smallest. Rules of dims that the
+    workload lacks are left out where they are optional, and a layout with another rule of that kind
     is of no use here. What `constraints` keep stands above.
 
     Args:
@@ -44,10 +38,9 @@ def starts(
     """
     each = [_of(name, devices, dims, constraints) for name in dict.fromkeys((*_FIRST, *shipped()))]
     alone = list(_alone(devices, dims, constraints))
-    if constraints.kept or constraints.sizes:
-        alone += [Start(p, "") for p in _kept(Plan((), ()), devices, constraints)]
-    for found in zip_longest(*each, [alone]):
-        yield [start for some in found if some for start in some]
+    alone += _kept(Plan((), ()), devices, constraints)
+    for found in zip_longest(*each, [alone], fillvalue=()):
+        yield [start for some in found for start in some]
 
 
 def _of(
@@ -59,26 +52,23 @@ def _of(
         return
     for sizes in _meshes(tuple(layout.mesh), devices):
         plan = replace(plan_of(layout, sizes), dcn=())
-        plan = replace(plan, lines=tuple(x for x in plan.lines if x.dim in dims))
-        constrained = constraints.kept or constraints.sizes
-        if any(merged(plan)) and not constrained:
+        plan = plan.with_rules(x for x in plan.rules if x.dim in dims)
+        if any(merged(plan)) and not (constraints.kept or constraints.sizes):
             return  # it is without the dims that make it what it is, as a pipeline's layers
-        others = _kept(plan, devices, constraints) if constrained else ()
-        yield [Start(plan, name), *(Start(p, "") for p in others)]
+        yield [(plan, name), *_kept(plan, devices, constraints)]
 
 
 def _alone(
     devices: int, dims: Mapping[str, Sequence[int]], constraints: Constraints
 ) -> Iterator[Start]:
     """Each dim alone over all devices, as there may be dims of which no shipped layout speaks."""
-    never = Never(constraints.never)
     if devices == 1:
-        yield Start(Plan((), ()), "")
+        yield Plan((), ()), ""
         return
     whole = [dim for dim, sizes in dims.items() if all(size % devices == 0 for size in sizes)]
     for dim in whole[:_ALONE]:
-        axis = next((a for a in _NAMES if not never("rules", dim, a)), _NAMES[0])
-        yield Start(Plan(((axis, devices),), (Line("rules", dim, axis),)), "")
+        axis = next((a for a in _NAMES if not never(constraints.never, "rules", dim, a)), _NAMES[0])
+        yield Plan(((axis, devices),), (rule_of("rules", dim, axis),)), ""
 
 
 def _meshes(axes: Sequence[str], devices: int) -> Iterator[dict[str, int]]:
@@ -98,22 +88,23 @@ def _meshes(axes: Sequence[str], devices: int) -> Iterator[dict[str, int]]:
             yield {axis: sizes[axis] for axis in axes}
 
 
-def _kept(plan: Plan, devices: int, constraints: Constraints) -> Iterator[Plan]:
-    """A plan with the lines and sizes that must be kept, where the sizes can be made to fit."""
+def _kept(plan: Plan, devices: int, constraints: Constraints) -> Iterator[Start]:
+    """A plan with the rules and sizes that must be kept, where the sizes can be made to fit."""
+    if not (constraints.kept or constraints.sizes):
+        return
     keep = constraints.keep or Layout()
-    kept = plan_of(keep, {rule.axis: 2 for rule in keep.parsed}).lines
+    kept = plan_of(keep, {rule.axis: 2 for rule in keep.parsed}).rules
     there = {(k.level, k.dim, k.axis) for k in kept}
-    others = tuple(x for x in plan.lines if (x.level, x.dim, x.axis) not in there)
-    fixed, across = constraints.sizes, constraints.across
-    added = {x.axis for x in kept} - set(fixed) - set(dict(plan.sizes))
+    others = (x for x in plan.rules if (x.level, x.dim, x.axis) not in there)
+    whole = replace(plan.with_rules([*kept, *others]), dcn=constraints.across)
+    for word, value in constraints.words.items():
+        whole = whole.with_word(word, value)
+    added = {x.axis for x in kept} - set(constraints.sizes) - set(dict(plan.sizes))
     for size in _KEPT if added else (1,):
-        sizes = _fitted(dict(plan.sizes), fixed | dict.fromkeys(added, size), devices)
-        if sizes is not None:
-            ordered = {axis: sizes[axis] for axis in (*across, *sizes) if axis in sizes}
-            whole = replace(plan, lines=kept + others, dcn=across)
-            for word, value in constraints.words.items():
-                whole = whole.with_word(word, value)
-            yield whole.with_sizes(ordered)
+        decided = constraints.sizes | dict.fromkeys(added, size)
+        if (sizes := _fitted(dict(plan.sizes), decided, devices)) is not None:
+            order = (*constraints.across, *sizes)
+            yield whole.with_sizes({axis: sizes[axis] for axis in order if axis in sizes}), ""
 
 
 def _fitted(

@@ -1,71 +1,65 @@
 """What a search has found, as text: what `meshdsl search` prints.
 
-The best layout comes first, then the frontier of memory against time, the best beside the second
-and the best shipped one, what the differences are worth, and what was not taken.
+The best layout comes first, then what is near to it in one table, and what its differences from the
+best shipped layout are worth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from itertools import groupby
+from typing import Any
 
 from meshdsl.figures import byte_words, columns, time_words
-from meshdsl.layout import LEVELS, Layout, Rule
-from meshdsl.layout_search.constraints import WORDS
+from meshdsl.layout import LEVELS, Layout
+from meshdsl.layout_search.constraints import words_of
 from meshdsl.layout_search.found import Candidate, Difference, Found, Judged
-from meshdsl.predict.explanation import AxisView
+from meshdsl.layout_search.plan import attributes
 
 _EQUAL = 5e-4  # a share of a step that is not worth a word
-_SHOWN = 8  # rows of the frontier, and of what was not taken
+_SHOWN = 8  # rows of the frontier
 
 
 def describe(found: Found) -> str:
     """All that a search has found."""
-    parts = [
-        _head(found),
-        _best(found),
-        _frontier(found),
-        _side_by_side(found),
-        _differences(found),
-        _rejected(found),
-    ]
+    best = ["the best layout", *(f"  {line}" for line in candidate_lines(found.best.candidate))]
+    parts = [_head(found), best, _table(found), _differences(found)]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
 def _head(found: Found) -> list[str]:
-    best, shipped = found.best, found.shipped
-    lines = [f"{found.title}, on {found.target}"]
-    asked = f", {found.compiled:,} compiled" if found.compiled else ""
-    lines.append(
-        f"searched: {found.explained:,} layouts estimated{asked}, in {time_words(found.seconds)}"
-        f"{' without the compiler' * bool(asked)}"
-    )
-    if not found.ended:
-        lines.append(
-            "it was stopped before it ended by itself: with more --seconds it may find better"
-        )
+    best, took = found.best, time_words(found.seconds)
+    compiled = f", {found.compiled:,} compiled, in {took} without the compiler"
+    how = compiled if found.compiled else f", in {took}"
+    judged = f"judged by the {best.judge}, of the best {found.compiled:,} by the estimate"
     if best.judge == "estimate":
-        lines.append(
-            f"judged by the estimate, with {found.margin:.0%} of the memory kept free; --compile K "
-            "asks the compiler"
-        )
-    else:
-        lines.append(f"judged by the {best.judge}, of the best {found.compiled:,} by the estimate")
-    lines.append(f"best: step {step_words(best.step)}, {memory_words(best, found)}")
+        free = f"with {found.margin:.0%} of the memory kept free"
+        judged = f"judged by the estimate, {free}; --compile K asks the compiler"
+    stopped = "it was stopped before it ended by itself: with more --seconds it may find better"
+    return [
+        f"{found.title}, on {found.target}",
+        f"searched: {found.explained:,} layouts estimated{how}",
+        *([] if found.ended else [stopped]),
+        judged,
+        f"best: step {step_words(best.step)}, {memory_words(best, found)}",
+        _beside_shipped(best, found.shipped),
+    ]
+
+
+def _beside_shipped(best: Judged, shipped: Judged | None) -> str:
+    """How the best compares with the best shipped layout."""
     if shipped is None:
-        lines.append("no shipped layout obeys and fits")
-    elif best.candidate.shipped:
+        return "no shipped layout obeys and fits"
+    if best.candidate.shipped:
         settings = " ".join(f"{key}={value}" for key, value in best.candidate.settings)
-        how = f", with {settings}" if settings else ""
-        lines.append(f"it is the shipped layout {best.candidate.shipped}{how}")
-    else:
-        by = f"the best shipped layout, {_name(shipped)}"
-        share = shipped.step / best.step - 1 if best.step else 0.0
-        unlike = " by different judges" if shipped.judge != best.judge else ""
-        faster = f"{share:.1%} faster than" if share < 1 else f"{share + 1:.1f} times as fast as"
-        faster = "as fast as" if abs(share) < _EQUAL else faster
-        lines.append(f"{faster} {by}{unlike and ','}{unlike}")
-    return lines
+        return (
+            f"it is the shipped layout {best.candidate.shipped}{settings and f', with {settings}'}"
+        )
+    share = shipped.step / best.step - 1 if best.step else 0.0
+    faster = f"{share:.1%} faster than" if share < 1 else f"{share + 1:.1f} times as fast as"
+    faster = "as fast as" if abs(share) < _EQUAL else faster
+    unlike = ", by different judges" if shipped.judge != best.judge else ""
+    return f"{faster} the best shipped layout, {_name(shipped)}{unlike}"
 
 
 def step_words(seconds: float) -> str:
@@ -78,30 +72,26 @@ def memory_words(judged: Judged, found: Found) -> str:
 
     Only what a compiler has confirmed "fits". An estimate says how much it leaves free.
     """
-    return (
-        f"peak {byte_words(judged.peak)} of {byte_words(found.budget)} per device, "
-        f"{verdict(judged, found)}"
-    )
+    budget = byte_words(found.budget)
+    return f"peak {byte_words(judged.peak)} of {budget} per device, {verdict(judged, found)}"
 
 
 def verdict(judged: Judged, found: Found) -> str:
     """Who says what of the memory, in a few words."""
     over = f"does NOT fit, by {byte_words(judged.peak - found.budget)}"
-    if judged.refused:
-        return f"{judged.judge}: refused, {judged.refused}"
-    if judged.judge != "estimate":
-        return f"{judged.judge}: {'fits' if judged.fits else over}"
     free = 1 - judged.peak / found.budget if found.budget else 0.0
-    if judged.fits:
-        return f"{judged.judge}: {free:.0%} free"
-    return f"{judged.judge}: {f'only {free:.0%} free' if free >= 0 else over}"
+    if judged.refused:
+        said = f"refused, {judged.refused}"
+    elif judged.judge != "estimate":
+        said = "fits" if judged.fits else over
+    elif judged.fits:
+        said = f"{free:.0%} free"
+    else:
+        said = f"only {free:.0%} free" if free >= 0 else over
+    return f"{judged.judge}: {said}"
 
 
-# -- the best layout, line by line -------------------------------------------------------------
-
-
-def _best(found: Found) -> list[str]:
-    return ["the best layout", *(f"  {line}" for line in candidate_lines(found.best.candidate))]
+# -- a layout in words -------------------------------------------------------------------------
 
 
 def candidate_lines(candidate: Candidate) -> list[str]:
@@ -111,7 +101,7 @@ def candidate_lines(candidate: Candidate) -> list[str]:
     for level in LEVELS:
         lines = [line_words(line) for line in getattr(layout, level)]
         rows += [(level if i == 0 else "", line) for i, line in enumerate(lines)]
-    rows += [(word, str(getattr(layout, word))) for word in _said(layout)]
+    rows += [(word, str(value)) for word, value in words_of(layout).items()]
     if candidate.settings:
         rows.append(("settings", " ".join(f"{key}={value}" for key, value in candidate.settings)))
     return columns(rows, indent=0)
@@ -119,18 +109,15 @@ def candidate_lines(candidate: Candidate) -> list[str]:
 
 def mesh_words(layout: Layout) -> str:
     """The mesh in words: `data=16 model=4`, with what goes across slices marked."""
-    words = [
-        f"{axis}={size}{' (across slices)' * (axis in layout.dcn)}"
-        for axis, size in layout.mesh.items()
-    ]
+    across = dict.fromkeys(layout.dcn, " (across slices)")
+    words = [f"{axis}={size}{across.get(axis, '')}" for axis, size in layout.mesh.items()]
     return " ".join(words) or "one device"
 
 
-def line_words(line: object) -> str:
+def line_words(line: str | Mapping[str, Any]) -> str:
     """A line of a layout, with its attributes in brackets."""
     if isinstance(line, str):
         return line
-    assert isinstance(line, dict)
     said = {key: value for key, value in line.items() if key != "rule"}
     if "microbatches" in said:
         ((dim, count),) = said["microbatches"].items()
@@ -141,161 +128,84 @@ def line_words(line: object) -> str:
 
 def layout_words(candidate: Candidate) -> str:
     """A candidate in one line: its shipped name, or its rules, an axis after another."""
-    said = [candidate.shipped] if candidate.shipped else [_rule_words(candidate.layout)]
-    said += [f"{word} {getattr(candidate.layout, word)}" for word in _said(candidate.layout)]
-    said += [f"{key}={value}" for key, value in candidate.settings]
-    return "; ".join(one for one in said if one)
+    said = [candidate.shipped or _rule_words(candidate.layout)]
+    said += [f"{word} {value}" for word, value in words_of(candidate.layout).items()]
+    return "; ".join([*said, *(f"{key}={value}" for key, value in candidate.settings)])
 
 
 def _rule_words(layout: Layout) -> str:
-    """`batch -> data; heads, d_ff, length (ring) -> model; parameters: d_model -> data`."""
+    """`batch -> data; heads, d_ff, length (move = ring) -> model; parameters: d_model -> data`."""
     said = []
     for level in LEVELS:
-        lines = []
         # Rules of one axis stand together; those of several axes never interact.
-        axes = dict.fromkeys(rule.axis for rule in layout.parsed if rule.level == level)
-        for axis in axes:
-            mine = [r for r in layout.parsed if r.level == level and r.axis == axis]
-            dims = [r.dim if r.move == Rule.move else f"{r.dim} ({r.move})" for r in mine]
-            lines.append((tuple(dict.fromkeys(dims)), axis))
-        for dims, same in groupby(lines, key=lambda pair: pair[0]):
-            axes_of = ", ".join(axis for _, axis in same)
-            said.append(f"{'' if level == 'rules' else f'{level}: '}{', '.join(dims)} -> {axes_of}")
+        dims: dict[str, dict[str, None]] = {}
+        for r in (r for r in layout.parsed if r.level == level):
+            dims.setdefault(r.axis, {})[line_words({"rule": r.dim, **attributes(r)})] = None
+        head = "" if level == "rules" else f"{level}: "
+        for words, axes in groupby(dims, key=lambda axis: ", ".join(dims[axis])):
+            said.append(f"{head}{words} -> {', '.join(axes)}")
     return "; ".join(said) or "nothing is split"
-
-
-def _said(layout: Layout) -> list[str]:
-    """What the layout says beside its rules."""
-    return [word for word, default in WORDS.items() if getattr(layout, word) != default]
 
 
 def _name(judged: Judged) -> str:
     """A shipped layout by its name and mesh."""
-    name = judged.candidate.shipped or judged.candidate.layout.name
-    mesh = mesh_words(judged.candidate.layout)
-    return f"{name} ({mesh})"
+    return f"{judged.candidate.shipped} ({mesh_words(judged.candidate.layout)})"
 
 
 # -- several layouts ---------------------------------------------------------------------------
 
 
-def _frontier(found: Found) -> list[str]:
-    if len(found.frontier) < 2:
-        return []
-    rows = [("peak", "step", "", "memory", "mesh", "layout")]
-    # All from the least memory to the fastest; of many those that are nearest to the fastest.
-    shown = found.frontier[-_SHOWN:]
-    for judged in shown:
-        rows.append(
-            (
-                byte_words(judged.peak),
-                step_words(judged.step),
-                _slower(judged.step, found.best.step) if judged.judge == found.best.judge else "",
-                verdict(judged, found),
-                mesh_words(judged.candidate.layout),
-                layout_words(judged.candidate),
-            )
-        )
-    more = len(found.frontier) - len(shown)
-    return [
-        "memory against time: nothing found is both smaller and faster than one of these",
-        *columns(rows, right=(0, 1, 2)),
-        *(["  rows with `estimate` are not compiled"] if len({j.judge for j in shown}) > 1 else []),
-        *([f"  and {more} with less memory, which are slower"] if more else []),
-    ]
-
-
-def _slower(step: float, best: float) -> str:
-    return f"{step / best - 1:+.1%}" if best and abs(step / best - 1) > _EQUAL else ""
-
-
-def _side_by_side(found: Found) -> list[str]:
-    """The best, the second and the best shipped one in columns."""
-    shown = [("best", found.best)]
-    if found.second is not None:
-        name = found.second.candidate.shipped
-        shown.append((f"second: {name}" if name else "second", found.second))
-    if found.shipped is not None and not found.best.candidate.shipped:
-        shown.append((f"shipped: {found.shipped.candidate.shipped}", found.shipped))
+def _table(found: Found) -> list[str]:
+    """A row for the best, for all that is near to it, and for the best shipped layout."""
+    # Of a long frontier those that are nearest to the fastest.
+    frontier = found.frontier[-_SHOWN:]
+    some = [found.best, found.second, found.shipped, *frontier, *found.rejected]
+    shown = {id(j.candidate): j for j in some if j is not None}
     if len(shown) == 1:
         return []
-    best = found.best
-    several = [judged for _, judged in shown]
-
-    def step(judged: Judged) -> str:
-        # What the estimate says of one is not held against what the compiler says of another.
-        slower = _slower(judged.step, best.step) if judged.judge == best.judge else ""
-        return f"{step_words(judged.step)}{slower and f' ({slower})'}"
-
-    judges = [judged.judge for judged in several]
-    rows = [
-        ("", *(name for name, _ in shown)),
-        *([("judged by", *judges)] if len(set(judges)) > 1 else []),
-        ("step", *map(step, several)),
-        ("compute", *(time_words(judged.compute) for judged in several)),
-        ("waits for collectives", *(time_words(judged.exposed) for judged in several)),
-        ("peak", *(byte_words(judged.peak) for judged in several)),
-        ("memory", *(verdict(judged, found) for judged in several)),
-        ("mesh", *(mesh_words(judged.candidate.layout) for judged in several)),
+    sure = {id(j.candidate) for j in frontier}
+    other = lambda j: j.judge != found.best.judge
+    rows = [("", "step", "", "peak", "memory", "waits", "collectives by axis", "mesh", "layout")]
+    for j in sorted(shown.values(), key=lambda j: (other(j), not j.fits, j.step)):
+        share = j.step / found.best.step - 1 if found.best.step and not other(j) else 0.0
+        moved = ", ".join(f"{a.name} {byte_words(a.bytes)}" for a in j.axes if a.bytes)
+        rows.append(
+            (
+                "*" if id(j.candidate) in sure else "",
+                step_words(j.step),
+                f"{share:+.1%}" if abs(share) > _EQUAL else "",
+                byte_words(j.peak),
+                verdict(j, found),
+                time_words(j.exposed),
+                moved or "none",
+                mesh_words(j.candidate.layout),
+                layout_words(j.candidate),
+            )
+        )
+    more = len(found.frontier) - len(frontier)
+    return [
+        "near to the best; nothing found is both smaller and faster than a row with a *",
+        *columns(rows, right=(1, 2, 3, 5)),
+        *(["  rows with `estimate` are not compiled"] if any(map(other, shown.values())) else []),
+        *([f"  and {more} with less memory, which are slower"] if more else []),
     ]
-    axes = dict.fromkeys(axis.name for judged in several for axis in judged.axes if axis.size > 1)
-    for axis in axes:
-        rows.append((f"over {axis}", *(_over(axis, judged.axes) for judged in several)))
-    lines = columns(rows)
-    if found.second is not None and not found.second.candidate.shipped:
-        second = candidate_lines(found.second.candidate)
-        lines += ["", "the second", *(f"  {line}" for line in second)]
-    return ["side by side: one step on one device, and the bytes of its collectives", *lines]
-
-
-def _over(axis: str, axes: Sequence[AxisView]) -> str:
-    """The bytes of the collectives over an axis, and their time alone."""
-    view = next((view for view in axes if view.name == axis), None)
-    if view is None or view.size == 1:
-        return "-"
-    if not view.bytes:
-        return "nothing"
-    alone = f", {time_words(view.seconds)} alone" if view.seconds is not None else ""
-    return f"{byte_words(view.bytes)}{alone}"
 
 
 def _differences(found: Found) -> list[str]:
     if found.shipped is None or not found.differences:
         return []
-    rows = [(*_difference(one, found.best.step),) for one in found.differences]
     return [
         f"what differs from {_name(found.shipped)}, and what the best would lose without it",
-        *columns(rows),
+        *columns([_difference(one, found.best.step) for one in found.differences]),
     ]
 
 
 def _difference(one: Difference, step: float) -> tuple[str, str, str]:
     """A line with its sign, seconds and bytes."""
-    sign = "+" if one.added else "-"
-    if one.seconds is None:
-        return f"{sign} {one.line}", f"not known: {one.why}" if one.why else "not known", ""
+    line = f"{'+' if one.added else '-'} {one.line}"
+    if one.seconds is None or one.bytes is None:
+        return line, f"not known: {one.why}", ""
     share = f" ({one.seconds / step:+.1%})" if step else ""
-    worth = f"{_signed(time_words, one.seconds)}{share}"
-    if one.bytes is None:
-        return f"{sign} {one.line}", worth, one.why
-    return f"{sign} {one.line}", worth, f"peak {_signed(byte_words, one.bytes)}"
-
-
-def _signed(words, value: float) -> str:
-    return f"{'-' if value < 0 else '+'}{words(abs(value))}"
-
-
-def _rejected(found: Found) -> list[str]:
-    if not found.rejected:
-        return []
-    rows = [
-        (
-            step_words(one.judged.step),
-            byte_words(one.judged.peak),
-            one.why,
-            mesh_words(one.judged.candidate.layout),
-            layout_words(one.judged.candidate),
-        )
-        for one in found.rejected[:_SHOWN]
-    ]
-    return ["not taken, the nearest to the best first", *columns(rows, right=(0, 1))]
+    sign = lambda value: "-" if value < 0 else "+"
+    seconds, size = time_words(abs(one.seconds)), byte_words(abs(one.bytes))
+    return line, f"{sign(one.seconds)}{seconds}{share}", f"peak {sign(one.bytes)}{size}"

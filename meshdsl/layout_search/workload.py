@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from meshdsl.layout import Layout
 from meshdsl.machine import Target
@@ -11,12 +11,16 @@ from meshdsl.predict.compiler.report import CompiledReport
 from meshdsl.program.program import Program
 
 
-class Workload(Protocol):
+@dataclass(frozen=True)
+class Workload:
     """What is laid out.
 
     Attributes:
       title: in words.
       target: the machine.
+      program: the recorded program under a layout, whose mesh has a number for each axis, and
+        with settings of the run.
+      compile: what the compiler of the machine makes of the program, under the same.
       rows: of a batch, for constraints on its microbatches; 0 where there is no such setting.
       choices: the values of each setting that a search may choose, such as those of `model.remat`;
         what needs the least memory comes first.
@@ -24,16 +28,10 @@ class Workload(Protocol):
 
     title: str
     target: Target
-    rows: int
-    choices: Mapping[str, Sequence[str]]
-
-    def program(self, layout: Layout, settings: Mapping[str, str]) -> Program:
-        """The recorded program under a layout whose mesh has a number for each axis."""
-        ...
-
-    def compile(self, layout: Layout, settings: Mapping[str, str]) -> CompiledReport:
-        """What the compiler of the machine makes of it."""
-        ...
+    program: Callable[[Layout, Mapping[str, str]], Program]
+    compile: Callable[[Layout, Mapping[str, str]], CompiledReport]
+    rows: int = 0
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def sizes_of(layout: Layout) -> dict[str, int]:

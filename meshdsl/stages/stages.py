@@ -16,7 +16,7 @@ from meshdsl.lowering.lower import Lowered
 from meshdsl.ops.calculus import vjp
 from meshdsl.ops.component import cast
 from meshdsl.stages.schedule import one_forward_one_backward
-from meshdsl.stages.transfer import Sent, send
+from meshdsl.stages.transfer import send
 from meshdsl.stages.transfers import Transfers
 from meshdsl.tensor import is_tensor, tensor
 
@@ -56,13 +56,9 @@ class Stages:
             raise MeshDSLError(
                 f"Stages: `transfers` is a record, md.Transfers(), not {quote(transfers)}"
             )
-        last = len(self.stages) - 1
         self._forward = [stage.with_function(_itself) for stage in self.stages]
-        self._backward = [
-            stage.with_function(_backward_of_first if s == 0 else _backward)
-            for s, stage in enumerate(self.stages[:last])
-        ]
-        self._backward.append(self.stages[last].with_function(_forward_and_backward))
+        self._backward = [stage.with_function(_backward) for stage in self.stages[:-1]]
+        self._backward.append(self.stages[-1].with_function(_forward_and_backward))
 
     def __repr__(self):
         return f"<{len(self.stages)} stages: {', '.join(map(repr, self.stages))}>"
@@ -74,7 +70,7 @@ class Stages:
         for s, forward in enumerate(self._forward):
             y = forward(params[s], *x, self._batch(batches[s], s, 0))
             if s < len(self.stages) - 1:
-                x = (self._send(y, s, s + 1).arrived(),)
+                x = (self._send(y, s, s + 1)(),)
         return y
 
     def value_and_grad(self, params: Sequence, microbatches: Sequence[Sequence]):
@@ -103,19 +99,19 @@ class Stages:
         self._check_params(params)
         _check_alike(each)
         last, share = len(self.stages) - 1, tensor(np.float32(1 / len(each)), ())
-        sent: dict[tuple[int, int, bool], Sent] = {}
+        sent: dict[tuple[int, int, bool], Callable[[], Any]] = {}
         arguments: dict[tuple[int, int], tuple] = {}  # of a stage, until its backward pass
         totals: list[Any] = [None] * len(self.stages)
         for stage, m, backward in one_forward_one_backward(len(self.stages), len(each)):
             key = (stage, m)
             if not backward or stage == last:
-                x = (sent.pop((stage, m, False)).arrived(),) if stage else ()
+                x = (sent.pop((stage, m, False))(),) if stage else ()
                 arguments[key] = (params[stage], *x, self._batch(each[m][stage], stage, m))
             if not backward:
                 y = self._forward[stage](*arguments[key])
                 sent[stage + 1, m, False] = self._send(y, stage, stage + 1)
                 continue
-            cotangent = share if stage == last else sent.pop((stage, m, True)).arrived()
+            cotangent = share if stage == last else sent.pop((stage, m, True))()
             found, *of_inputs = self._backward[stage](*arguments.pop(key), cotangent)
             totals[stage] = found if m == 0 else _add(totals[stage], found)
             if of_inputs:
@@ -123,7 +119,7 @@ class Stages:
         value, totals[last] = totals[last]
         return value, tuple(totals)
 
-    def _send(self, tree, source: int, target: int) -> Sent:
+    def _send(self, tree, source: int, target: int) -> Callable[[], Any]:
         layout, mesh = self.stages[target].layout, self._meshes[target]
         what = "activations" if target > source else "cotangents"
         name = f"{what}, stage {source} to {target}"
@@ -132,7 +128,7 @@ class Stages:
     def _batch(self, batch, stage: int, microbatch: int):
         """A batch on the mesh of its stage. It comes from the host, so it is no transfer."""
         layout, name = self.stages[stage].layout, f"stage {stage}, microbatch {microbatch}"
-        return send(batch, layout, self._meshes[stage], None, name, None).arrived()
+        return send(batch, layout, self._meshes[stage], None, name, None)()
 
     def _of_each(self, what: str, given) -> list:
         given = _list(given, what)
@@ -199,23 +195,13 @@ def _itself(fn: Callable) -> Callable:
     return fn
 
 
-def _backward_of_first(fn: Callable) -> Callable:
-    """The backward pass of a function of parameters and a batch: gradients of the former."""
-
-    @wraps(fn)
-    def backward(params, batch, cotangent):
-        _, back = vjp(lambda params: fn(params, batch), params)
-        return back(cotangent)
-
-    return backward
-
-
 def _backward(fn: Callable) -> Callable:
-    """The backward pass of a stage: gradients of its parameters and of what it got."""
+    """The backward pass of a stage: gradients of its parameters, and of what it got if it did."""
 
     @wraps(fn)
-    def backward(params, x, batch, cotangent):
-        _, back = vjp(lambda params, x: fn(params, x, batch), params, x)
+    def backward(params, *rest):
+        *x, batch, cotangent = rest
+        _, back = vjp(lambda params, *x: fn(params, *x, batch), params, *x)
         return back(cotangent)
 
     return backward

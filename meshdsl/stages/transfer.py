@@ -9,7 +9,7 @@ own mesh cuts or gathers it to these parts before, and the other mesh after, by 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -63,31 +63,7 @@ def transfer(
         raise MeshDSLError(
             f"transfer: `transfers` is a record, md.Transfers(), not {quote(transfers)}"
         )
-    return send(tree, layout, mesh, level, name, transfers).arrived()
-
-
-class Sent(NamedTuple):
-    """A tree on its way: the copies to the other mesh were begun.
-
-    `arrived` begins collectives on the other mesh. Its devices do what they are asked in order, so
-    it is called when the tree is needed, and not before work that needs it not.
-    """
-
-    structure: Any
-    leaves: list
-    arrays: list
-    targets: list
-
-    def arrived(self):
-        """The tree, split by the law."""
-        made = []
-        for leaf, array, target in zip(self.leaves, self.arrays, self.targets, strict=True):
-            if target is None:
-                made.append(leaf)
-                continue
-            array = _resharded(array, target)
-            made.append(leaf.replace(array=array) if is_tensor(leaf) else array)
-        return jax.tree.unflatten(self.structure, made)
+    return send(tree, layout, mesh, level, name, transfers)()
 
 
 def send(
@@ -97,32 +73,46 @@ def send(
     level: str | None,
     name: str,
     transfers: Transfers | None,
-) -> Sent:
-    """Begin a transfer, with the arguments and the errors of `transfer`."""
+) -> Callable[[], Any]:
+    """Begin a transfer, with the arguments and the errors of `transfer`: the copies are begun.
+
+    Returns:
+      A function that gives the tree, split by the law. It begins collectives on the other mesh,
+      whose devices do what they are asked in order. So it is called when the tree is needed, and
+      not before work that needs it not.
+    """
     layout.check_axes(mesh.shape)
     _check_process("the mesh", mesh.devices.flat)
     with_paths, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
     for path, leaf in with_paths:
         _check(leaf, f"`{name or 'tree'}{jax.tree_util.keystr(path)}`")
     targets = jax.tree.leaves(shardings(tree, layout, mesh, level), is_leaf=_is_target)
-    sent = Sent(structure, [leaf for _, leaf in with_paths], [], [])
+    sent: list[tuple[Any, Any, NamedSharding | None]] = []  # each leaf, its array, and its target
     for (path, leaf), target in zip(with_paths, targets, strict=True):
         if is_tensor(leaf) and not jax.tree.leaves(leaf):  # optax masked it out
-            sent.arrays.append(None)
-            sent.targets.append(None)
+            sent.append((leaf, None, None))
             continue
         array = leaf.array if is_tensor(leaf) else leaf
         target = target.array if is_tensor(target) else target
         way = _way(_sharding_of(array), target, np.shape(array))
         crossing = array if way.leaves is None else _resharded(array, way.leaves)
-        sent.arrays.append(_crossed(crossing, way))
-        sent.targets.append(target)
+        sent.append((leaf, _crossed(crossing, way), target))
         if transfers is not None:
             itemsize = jnp.result_type(array).itemsize
             where = _standing(leaf, _sharding_of(array)), _standing(leaf, target)
             said = name + jax.tree_util.keystr(path)
             transfers.add(Transfer(said, *where, way.parts, way.elements * itemsize))
-    return sent
+
+    def arrived() -> Any:
+        found = []
+        for leaf, array, target in sent:
+            if target is not None:
+                array = _resharded(array, target)
+                leaf = leaf.replace(array=array) if is_tensor(leaf) else array
+            found.append(leaf)
+        return jax.tree.unflatten(structure, found)
+
+    return arrived
 
 
 def _is_target(x) -> bool:

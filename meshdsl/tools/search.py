@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,18 @@ from typing import Any
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, quote, whole_number
 from meshdsl.layout import Layout, check_mesh
-from meshdsl.layout_search.as_dict import found_as_dict
 from meshdsl.layout_search.confirm import confirmed
 from meshdsl.layout_search.constraints import Constraints
-from meshdsl.layout_search.found import Found
+from meshdsl.layout_search.found import Found, as_dict
 from meshdsl.layout_search.layout_file import layout_file
 from meshdsl.layout_search.outcome import find
 from meshdsl.layout_search.text import describe
-from meshdsl.layout_search.workload import sizes_of
+from meshdsl.layout_search.workload import Workload, sizes_of
 from meshdsl.lowering.lower import Lowered
 from meshdsl.machine import Target
 from meshdsl.mesh import abstract_mesh
 from meshdsl.predict.compiler.report import CompiledReport
 from meshdsl.predict.compiler.topology import target_devices
-from meshdsl.program.program import Program
 from meshdsl.tools.function import analysis_of, chosen_target, how_to_lower
 
 
@@ -49,7 +47,7 @@ class Search(Found):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers."""
-        return found_as_dict(self)
+        return as_dict(self)
 
     def __repr__(self) -> str:
         return describe(self)
@@ -102,13 +100,20 @@ def search(
         other, of which the error names the first that fails; or nothing fits.
     """
     began = time.monotonic()
-    constraints = _constraints(keep, never, axes, within_host, dcn, memory)
-    if seconds is not None and (
-        isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0
-    ):
+    if seconds is not None and not seconds > 0:
         raise MeshDSLError(f"search: `seconds` is a time of more than 0, not {quote(seconds)}")
     if evaluations is not None:
         evaluations = whole_number("search: `evaluations`", evaluations, 1)
+    dcn = {} if dcn is None else dcn
+    check_mesh(dcn, "search: `dcn`")
+    constraints = Constraints(
+        keep=keep,
+        never=tuple(never),
+        axes=whole_number("search: `axes`", axes, 1),
+        within_host=tuple(within_host),
+        dcn={axis: whole_number(f"search: `dcn`, axis `{axis}`", n, 1) for axis, n in dcn.items()},
+        memory=None if memory is None else whole_number("search: `memory`", memory, 1),
+    )
     chosen = chosen_target("search", target)
     if chosen is None or not chosen.timed:
         raise MeshDSLError(
@@ -127,20 +132,24 @@ def search(
     def analysis(layout: Layout):
         return analysis_of("search", fn, args, layout, chosen, None, title=title, how=how)
 
-    def compile_under(layout: Layout) -> CompiledReport:
-        return analysis(layout).compile().report
-
     first = analysis(Layout(mesh={"data": chosen.devices}))
     call = first.on(first.mesh)
-    workload = FunctionWorkload(call.function, call.args, chosen, first.title, compile_under)
+    workload = function_workload(
+        *(call.function, call.args, chosen, first.title),
+        lambda layout: analysis(layout).compile().report,
+    )
     found = find(workload, constraints, seconds=seconds, evaluations=evaluations, began=began)
-    if compiled:
-        found = confirmed(found, workload, compiled)
-    return Search(**{f.name: getattr(found, f.name) for f in fields(Found)})
+    return Search(**vars(confirmed(found, workload, compiled) if compiled else found))
 
 
-class FunctionWorkload:
-    """A function of Tensors with its arguments.
+def function_workload(
+    lowered: Lowered,
+    args: tuple,
+    target: Target,
+    title: str,
+    compile: Callable[[Layout], CompiledReport],
+) -> Workload:
+    """A function of Tensors with its arguments, for a search to lay out.
 
     Args:
       lowered: the function, under any layout on any mesh.
@@ -148,52 +157,7 @@ class FunctionWorkload:
       compile: called with a layout, compiles the function for the target.
     """
 
-    def __init__(
-        self,
-        lowered: Lowered,
-        args: tuple,
-        target: Target,
-        title: str,
-        compile: Callable[[Layout], CompiledReport],
-    ):
-        self.target, self.title, self.rows = target, title, 0
-        self.choices: Mapping[str, Sequence[str]] = {}
-        self._lowered, self._args, self._compile = lowered, args, compile
+    def program(layout: Layout, settings: Mapping[str, str]):
+        return lowered.on(abstract_mesh(sizes_of(layout), target.chip.kind), layout).program(*args)
 
-    def program(self, layout: Layout, settings: Mapping[str, str]) -> Program:
-        return self._on(layout).program(*self._args)
-
-    def compile(self, layout: Layout, settings: Mapping[str, str]) -> CompiledReport:
-        return self._compile(layout)
-
-    def _on(self, layout: Layout) -> Lowered:
-        return self._lowered.on(abstract_mesh(sizes_of(layout), self.target.chip.kind), layout)
-
-
-def _constraints(
-    keep: Any, never: Any, axes: Any, within_host: Any, dcn: Any, memory: Any
-) -> Constraints:
-    """What the caller has decided.
-
-    Raises:
-      MeshDSLError: something is not of its type.
-    """
-    if keep is not None and not isinstance(keep, Layout):
-        raise MeshDSLError(
-            f"search: `keep` is a Layout of the rules that must be there, not {quote(keep)}"
-        )
-    for name, words in (("never", never), ("within_host", within_host)):
-        if not isinstance(words, (list, tuple)) or not all(isinstance(w, str) for w in words):
-            raise MeshDSLError(f"search: `{name}` is a list of texts, not {quote(words)}")
-    dcn = {} if dcn is None else dcn
-    check_mesh(dcn, "search: `dcn`")
-    for axis, size in dcn.items():
-        whole_number(f"search: `dcn`, axis `{axis}`", size, 1)
-    return Constraints(
-        keep=keep,
-        never=tuple(never),
-        axes=whole_number("search: `axes`", axes, 1),
-        within_host=tuple(within_host),
-        dcn=dict(dcn),
-        memory=None if memory is None else whole_number("search: `memory`", memory, 1),
-    )
+    return Workload(title, target, program, lambda layout, settings: compile(layout))

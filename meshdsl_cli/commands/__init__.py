@@ -1,39 +1,13 @@
-"""The commands, in the order in which the help lists them: one file each, which declares its flags.
+"""The commands, in the order in which the help lists them, each with its flags.
 
 A file names the function that runs its command and does not import it: that would import JAX.
 """
 
-from meshdsl_cli.commands import (
-    checkpoint,
-    compare,
-    compile,
-    evaluate,
-    exchange,
-    explain,
-    generate,
-    launch,
-    layouts,
-    models,
-    plot,
-    search,
-    tokenizer,
-    train,
-)
+from meshdsl_cli.commands.analysing import COMPARE, COMPILE, EXPLAIN, LAYOUTS, MODELS, SEARCH
+from meshdsl_cli.commands.running import EVALUATE, GENERATE, LAUNCH, TRAIN
+from meshdsl_cli.commands.stored import CHECKPOINT, EXPORT, IMPORT, PLOT, TOKENIZER
 
 COMMANDS = (
-    train.COMMAND,
-    generate.COMMAND,
-    evaluate.COMMAND,
-    launch.COMMAND,
-    checkpoint.COMMAND,
-    exchange.IMPORT,
-    exchange.EXPORT,
-    tokenizer.COMMAND,
-    plot.COMMAND,
-    explain.COMMAND,
-    compile.COMMAND,
-    compare.COMMAND,
-    search.COMMAND,
-    layouts.COMMAND,
-    models.COMMAND,
+    *(TRAIN, GENERATE, EVALUATE, LAUNCH, CHECKPOINT, IMPORT, EXPORT, TOKENIZER, PLOT),
+    *(EXPLAIN, COMPILE, COMPARE, SEARCH, LAYOUTS, MODELS),
 )

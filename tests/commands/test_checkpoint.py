@@ -16,9 +16,7 @@ from meshdsl.train.config import Config
 from meshdsl.train.settings import override, to_toml
 from meshdsl_cli import main
 from tests.train.checkpoints.states import saved
-from tests.train.common import contents
-
-TINY = ["model.d_model=16", "model.layers=1", "model.heads=2", "model.d_ff=16", "model.length=16"]
+from tests.train.common import TINY, contents
 
 
 @pytest.fixture(scope="module")
@@ -129,19 +127,18 @@ def test_the_folder_of_the_checkpoints_stands_for_the_run(run, said, tmp_path, m
 
 
 def test_what_cannot_be_written_is_one_line_and_nothing_is_left(run, said, tmp_path, monkeypatch):
-    said("export", run, "--out", tmp_path / "x.safetensors")
-    (tmp_path / "file").write_text("")
-    out, file = tmp_path / "new" / "run", tmp_path / "file"
+    tensors, file, out = tmp_path / "x.safetensors", tmp_path / "file", tmp_path / "new" / "run"
+    said("export", run, "--out", tensors)
+    file.write_text("")
     before = sorted(tmp_path.iterdir())
-    take = ("import", tmp_path / "x.safetensors", "--like", run, "--out")
-    assert said(*take, file / "run") == (
-        2,
-        [f"meshdsl checkpoint: --out {file}/run: Not a directory"],
-    )
-    assert said("export", run, "--out", file / "y.safetensors") == (
-        2,
-        [f"meshdsl checkpoint: {file}/y.safetensors: Not a directory"],
-    )
+
+    def refused(line, *words, owner=None, name="", fault=None):
+        """The one line of a command, where a function of the system may fail."""
+        with monkeypatch.context() as patch:
+            if owner is not None:
+                patch.setattr(owner, name, fault or full)
+            assert said(*words) == (2, [f"meshdsl checkpoint: {line}"])
+        assert sorted(tmp_path.iterdir()) == before
 
     def full(*args, **how):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -149,28 +146,15 @@ def test_what_cannot_be_written_is_one_line_and_nothing_is_left(run, said, tmp_p
     def full_for_tensorstore(*args):
         raise ValueError("RESOURCE_EXHAUSTED: No space left on device [source locations='x']")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(transfer, "_copy", full_for_tensorstore)
-        assert said(*take, out) == (
-            2,
-            [
-                f"meshdsl checkpoint: {out}/checkpoints cannot be written: RESOURCE_EXHAUSTED: "
-                "No space left on device"
-            ],
-        )
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)  # the configuration, when all else is there
-        assert said(*take, out) == (
-            2,
-            [f"meshdsl checkpoint: --out {out}: No space left on device"],
-        )
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
-        assert said("export", run, "--out", tmp_path / "y.safetensors") == (
-            2,
-            [f"meshdsl checkpoint: {tmp_path}/y.safetensors: No space left on device"],
-        )
-    assert sorted(tmp_path.iterdir()) == before
+    take, give = ("import", tensors, "--like", run, "--out"), ("export", run, "--out")
+    refused(f"--out {file}/run: Not a directory", *take, file / "run")
+    refused(f"{file}/y.safetensors: Not a directory", *give, file / "y.safetensors")
+    said_by_it = f"{out}/checkpoints cannot be written: RESOURCE_EXHAUSTED: No space left on device"
+    refused(said_by_it, *take, out, owner=transfer, name="_copy", fault=full_for_tensorstore)
+    # The configuration, when all else is there.
+    refused(f"--out {out}: No space left on device", *take, out, owner=Path, name="write_text")
+    y = tmp_path / "y.safetensors"
+    refused(f"{y}: No space left on device", *give, y, owner=os, name="posix_fallocate")
 
 
 def test_a_large_export_is_several_files(run, said, tmp_path):
@@ -185,42 +169,21 @@ def test_a_large_export_is_several_files(run, said, tmp_path):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["ls", "none"], "none: there are no checkpoints"),
-        (
-            ["show", "run", "--step", "4"],
-            "--step 4: there is no such checkpoint; there are those of steps 3, 6",
-        ),
-        (
-            ["export", "run", "--out", "x.bin"],
-            "--out x.bin: expected a name that ends with .safetensors",
-        ),
-        (
-            ["export", "run", "--out", "no/x.safetensors"],
-            "no/x.safetensors: No such file or directory",
-        ),
-        (
-            ["export", "run", "--out", "x.safetensors", "--limit", "0"],
-            "--limit 0: must be more than 0",
-        ),
-        (
-            ["import", "none", "--like", "run", "--out", "new"],
-            "none: not safetensors: No such file or directory",
-        ),
-        (
-            ["import", "run", "--like", "none.toml", "--out", "new"],
-            "none.toml: No such file or directory",
-        ),
-        (
-            ["import", "run", "--like", "run", "--out", "run"],
-            "run: has 0 safetensors files; name one",
-        ),
-        (["ls", "run", "steps=3"], "`steps=3`: `checkpoint` has no settings"),
+        ("ls none", "none: there are no checkpoints"),
+        ("show run --step 4", "--step 4: there is no such checkpoint; there are those of steps 3"),
+        ("export run --out x.bin", "--out x.bin: expected a name that ends with .safetensors"),
+        ("export run --out no/x.safetensors", "no/x.safetensors: No such file or directory"),
+        ("export run --out x.safetensors --limit 0", "--limit 0: must be more than 0"),
+        ("import none --like run --out new", "none: not safetensors: No such file or directory"),
+        ("import run --like none.toml --out new", "none.toml: No such file or directory"),
+        ("import run --like run --out run", "run: has 0 safetensors files; name one"),
+        ("ls run steps=3", "`steps=3`: `checkpoint` has no settings"),
     ],
 )
 def test_one_line_for_what_cannot_be(run, said, monkeypatch, words, text):
     monkeypatch.chdir(run.parent)
     before = contents(run.parent)
-    code, lines = said(*words)
+    code, lines = said(*words.split())
     assert (code, len(lines)) == (2, 1)
     assert lines[0].startswith(f"meshdsl checkpoint: {text}")
     assert contents(run.parent) == before

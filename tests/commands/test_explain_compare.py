@@ -10,180 +10,107 @@ import pytest
 from meshdsl_cli import main
 from tests.commands.test_command_line import refused
 
-SMALL = ["--model", "llama", "model.layers=2", "model.d_model=64", "model.length=32"]
+SMALL = "--model llama --length 32 model.layers=2 model.d_model=64"
+LLAMA = "--model llama3-8b --length 2048"
 
 
-def printed(capsys, *words, code=0):
-    assert main(words) == code
+def printed(capsys, words, code=0):
+    assert main(words.split()) == code
     return capsys.readouterr().out
 
 
 def test_explain_needs_no_machine(capsys):
-    out = printed(capsys, "explain", "--layout", "fsdp-tensor", *SMALL)
+    out = printed(capsys, f"explain --layout fsdp-tensor {SMALL}")
     assert out.startswith(
         "llama, batch 32 of length 32\nlayout fsdp-tensor.toml, mesh data=4 model=2, 8 devices\n"
     )
-    assert "estimated step" not in out
-    assert "parameters at rest" in out
+    assert "estimated step" not in out and "parameters at rest" in out
 
 
 def test_explain_on_a_machine_has_a_verdict_and_times(capsys):
-    out = printed(
-        capsys,
-        "explain",
-        "--layout",
-        "fsdp-tensor",
-        "--target",
-        "v5e:4x4",
-        "--mesh",
-        "data=8,model=2",
-        *SMALL,
-    )
+    mesh = "--target v5e:4x4 --mesh data=8,model=2"
+    out = printed(capsys, f"explain --layout fsdp-tensor {mesh} {SMALL}")
     assert "mesh data=8 model=2, 16 devices on v5e:4x4\nfits: estimated peak" in out
     assert "estimated step " in out and "MFU " in out
 
 
 def test_a_published_model_is_explained_for_thousands_of_devices(capsys):
-    words = [
-        "explain",
-        "--layout",
-        "fsdp-sequence",
-        "--model",
-        "llama3-405b",
-        "--target",
-        "v5p:16x16x16",
-        "--mesh",
-        "data=512,model=8",
-        "--batch",
-        "512",
-    ]
-    out = printed(capsys, *words)
-    assert "4096 devices on v5p:16x16x16" in out
-    assert "  126 x layers" in out
+    where = "--target v5p:16x16x16 --mesh data=512,model=8 --batch 512"
+    out = printed(capsys, f"explain --layout fsdp-sequence --model llama3-405b {where}")
+    assert "4096 devices on v5p:16x16x16" in out and "  126 x layers" in out
 
 
-def test_batch_and_length_are_those_asked_for_or_a_sequence_for_each_device(capsys):
-    assert "batch 16 of length 8" in printed(
-        capsys, "explain", "--batch", "16", "--length", "8", *SMALL[:-1]
-    )
-    assert "batch 64 of length 32" in printed(capsys, "explain", "--target", "v5e:8x8", *SMALL)
-    assert "batch 128 of length 32" in printed(
-        capsys, "explain", "--target", "v5e:8x8", *SMALL, "batch=128"
-    )
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--batch 16 --length 8", "batch 16 of length 8"),
+        ("--target v5e:8x8", "batch 64 of length 32"),
+        ("batch=128 optimizer.name=adafactor", "batch 128 of length 32"),
+    ],
+)
+def test_explain_says_what_was_asked_for(capsys, words, said):
+    out = printed(capsys, f"explain {SMALL} {words}")
+    # Collectives of this optimizer are not recorded.
+    assert said in out and ("adafactor sums over whole parameters" in out) == ("ada" in words)
 
 
-def test_json_is_the_whole_explanation(capsys):
-    read = json.loads(printed(capsys, "explain", "--json", "--layout", "fsdp", *SMALL))
-    assert {"axes", "ops", "memory", "time", "notes", "remedies", "fits", "bytes_at_rest"} <= set(
-        read
-    )
-
-
-def test_the_page_is_one_file(capsys, tmp_path):
-    printed(capsys, "explain", "--layout", "fsdp", "--html", str(tmp_path / "page.html"), *SMALL)
-    text = (tmp_path / "page.html").read_text()
-    assert (
-        text.startswith("<!doctype html>")
-        and "http://" not in text.replace("http://www.w3.org", "")
-        and "https://" not in text
-    )
+def test_the_whole_explanation_is_json_and_a_page_of_one_file(capsys, tmp_path):
+    page = tmp_path / "page.html"
+    words = f"explain --json --layout fsdp --html {page} {SMALL}"
+    known = {"axes", "ops", "memory", "time", "notes", "remedies", "fits", "bytes_at_rest"}
+    assert known <= set(json.loads(printed(capsys, words)))
+    text = page.read_text().replace("http://www.w3.org", "")
+    assert text.startswith("<!doctype html>")
+    assert "http://" not in text and "https://" not in text
 
 
 def test_what_does_not_fit_says_by_how_much_and_what_to_split(capsys):
-    out = printed(
-        capsys,
-        "explain",
-        "--layout",
-        "data",
-        "--model",
-        "llama3-8b",
-        "--target",
-        "v5p:2x2x2",
-        "--batch",
-        "8",
-        "--length",
-        "2048",
-    )
+    out = printed(capsys, f"explain --layout data --target v5p:2x2x2 --batch 8 {LLAMA}")
     assert "does NOT fit, by " in out
     assert '`parameters = ["d_model -> data"]` would save ' in out
 
 
 def test_what_would_make_it_fit_is_what_is_not_done_already(capsys):
-    words = ["explain", "--model", "llama3-8b", "--target", "v5e:2x2", "--layout", "fsdp"]
-    out = printed(capsys, *words, "--batch", "8", "model.remat=none")
-    assert (
-        "`microbatches=2` runs the batch in parts" in out
-        and "`model.remat=full` keeps the least" in out
-    )
-    out = printed(capsys, *words, "--batch", "4")
-    assert (
-        "microbatches" not in out and "remat" not in out and "a layout that splits `length`" in out
-    )
-
-
-def test_an_optimizer_whose_collectives_are_not_recorded_says_so(capsys):
-    assert "adafactor sums over whole parameters" in printed(
-        capsys, "explain", *SMALL, "optimizer.name=adafactor"
-    )
+    words = "explain --model llama3-8b --target v5e:2x2 --layout fsdp"
+    out = printed(capsys, f"{words} --batch 8 model.remat=none")
+    assert "`microbatches=2` runs the batch in parts" in out
+    assert "`model.remat=full` keeps the least" in out
+    out = printed(capsys, f"{words} --batch 4")
+    assert "microbatches" not in out and "remat" not in out
+    assert "a layout that splits `length`" in out
 
 
 def test_compare_lists_the_best_first_and_why_others_are_not_possible(capsys):
-    words = [
-        "compare",
-        "data",
-        "fsdp",
-        "single",
-        "--target",
-        "v5e:4x4",
-        "--model",
-        "llama3-8b",
-        "--length",
-        "2048",
-    ]
-    lines = printed(capsys, *words).splitlines()
+    lines = printed(capsys, f"compare data fsdp single --target v5e:4x4 {LLAMA}").splitlines()
     assert [line.split()[0] for line in lines] == ["layout", "fsdp", "data", "single"]
-    assert "no, by" in lines[2]
-    assert "has 16" in lines[3]
-    rows = json.loads(printed(capsys, *words, "--json"))
-    assert [row["layout"] for row in rows] == ["fsdp", "data", "single"]
+    assert "no, by" in lines[2] and "has 16" in lines[3]
+    rows = json.loads(printed(capsys, f"compare single fsdp --target v5e:4x4 {SMALL} --json"))
+    assert [row["layout"] for row in rows] == ["fsdp", "single"]
     assert rows[0]["fits"] and rows[0]["step"] > 0
 
 
 def test_compare_tries_every_mesh(capsys):
-    words = [
-        "compare",
-        "fsdp-tensor",
-        "--mesh",
-        "data=8,model=2",
-        "--mesh",
-        "data=4,model=4",
-        "--target",
-        "v5e:4x4",
-        *SMALL,
-    ]
-    assert {
-        line.split()[1] + line.split()[2] for line in printed(capsys, *words).splitlines()[1:]
-    } == {"data=8model=2", "data=4model=4"}
+    meshes = "--mesh data=8,model=2 --mesh data=4,model=4 --target v5e:4x4"
+    lines = printed(capsys, f"compare fsdp-tensor {meshes} {SMALL}").splitlines()[1:]
+    assert {tuple(line.split()[1:3]) for line in lines} == {
+        ("data=8", "model=2"),
+        ("data=4", "model=4"),
+    }
 
 
-def test_an_analysis_needs_no_machine_and_says_nothing_on_stderr():
+def test_nothing_fits_is_an_exit_code(capsys):
+    words = "compare data zero1 --target v5e:4x4 --model llama3-70b"
+    assert "no, by" in printed(capsys, words, code=3)
+
+
+def test_an_analysis_says_nothing_on_stderr():
     """Also where libtpu is installed, which complains on stderr if it finds no TPU."""
     clean = {
         key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "TPU_"))
     }
-    for command in (["explain"], ["layouts", "check", "data"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "meshdsl_cli", *command, "model.layers=1"],
-            capture_output=True,
-            text=True,
-            env=clean,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_nothing_fits_is_an_exit_code(capsys):
-    words = ["compare", "data", "zero1", "--target", "v5e:4x4", "--model", "llama3-70b"]
-    assert "no, by" in printed(capsys, *words, code=3)
+    command = [sys.executable, "-m", "meshdsl_cli", "explain", "model.layers=1"]
+    done = subprocess.run(command, capture_output=True, text=True, env=clean)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -202,9 +129,6 @@ def test_nothing_fits_is_an_exit_code(capsys):
         ),
         ("explain --layout fsdp-tensor --mesh data=16", "no axis `model` in the mesh"),
         ("explain --mesh data=2,data=4", "--mesh data=2,data=4: axis `data` is named twice"),
-        ("explain --target v5e:4x4 devices=4", "the target says how many devices there are"),
-        ("compare fsdp --target v7x:4x4", "unknown chip `v7x`"),
-        ("compare fsdp --target v5e:4x4 --model llama3-8", "did you mean `llama3-8b`?"),
         ("explain --slices 2", "--slices: needs a --target"),
         ("explain --hardware none.toml", "--hardware: needs a --target"),
         ("explain --imbalance 1.3", "--imbalance: needs a --target"),
@@ -221,9 +145,7 @@ def test_nothing_fits_is_an_exit_code(capsys):
         ("compile --target cpu:8 --save absent/step", "absent/step: No such file or directory"),
         ("search --target v5e:4x4 --out absent/x.toml", "absent/x.toml: No such file or directory"),
         ("search --target v5e:4x4 --out .", ".: Is a directory"),
-        ("search --target v5e:2x2 --remat fulll", "of `model.remat`; did you mean `full`?"),
         ("explain --hardware absent.toml --target v5e:4x4", "absent.toml"),
-        ("explain model.layer=3", "no setting `model.layer`; did you mean `model.layers`?"),
         (
             "explain --layout pipeline --model llama --batch 160 --devices 8",
             "a device has 40 of batch=160, which do not divide into 16 microbatches; use 1, 2, 4, ",
@@ -240,9 +162,9 @@ def test_an_unequal_load_slows_experts_that_are_split_and_no_others(capsys):
     sizes = ["model.length=4096", "model.d_ff=4096", "model.d_model=512", "model.experts=4"]
 
     def seconds(layout, imbalance, *how):
-        words = ["--target", "v5e:4x4", "--imbalance", imbalance, "--json", *SMALL, *sizes, *how]
-        words.append("precision.compute=bfloat16")
-        return json.loads(printed(capsys, "explain", "--layout", layout, *words))["time"]["compute"]
+        words = f"explain --layout {layout} --target v5e:4x4 --imbalance {imbalance} --json {SMALL}"
+        words = " ".join([words, "precision.compute=bfloat16", *sizes, *how])
+        return json.loads(printed(capsys, words))["time"]["compute"]
 
     assert seconds("experts", "2") > 1.1 * seconds("experts", "1")
     assert seconds("fsdp", "2") == seconds("fsdp", "1")

@@ -18,22 +18,15 @@ from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
 from meshdsl_cli import main
+from tests.train.common import TINY
 from tests.train.data.common import save_tokenizer
 
-TINY = [
-    "model.d_model=16",
-    "model.layers=1",
-    "model.heads=8",
-    "model.d_ff=16",
-    "model.length=24",
-    "model.vocab=300",
-    "batch=8",
-]
+SMALL = [*TINY, "model.length=24", "model.vocab=300"]
 
 
 def make_run(path, *settings) -> RunFolder:
     """A run with checkpoints of steps 0 and 5, both with parameters that nothing has trained."""
-    config, folder = override(Config(layout="fsdp"), [*TINY, *settings]), RunFolder(path)
+    config, folder = override(Config(layout="fsdp"), [*SMALL, *settings]), RunFolder(path)
     layout = find_layout("fsdp")
     job = Job(config, layout, make_mesh(layout, jax.devices()))
     folder.write_config(config)

@@ -1,16 +1,14 @@
 """`meshdsl search` as a user types it."""
 
 import json
-from dataclasses import replace
+import shlex
 from math import prod
 from pathlib import Path
 
 import pytest
 
-import meshdsl.commands.search as commands
 from meshdsl.commands.search import command_line, constraints_of, train_command
 from meshdsl.layout import Layout
-from meshdsl.layout_search.found import Candidate
 from meshdsl.machine import find_target
 from meshdsl.train.config import Config
 from meshdsl_cli import main
@@ -74,50 +72,36 @@ def test_the_commands_that_a_file_quotes():
 
 
 SMALL = ["--model", "llama", "model.layers=2", "model.d_model=64", "model.length=32"]
-FSDP = Layout(["batch -> data"], ["d_model -> data"], mesh={"data": 4, "model": 2})
 
 
-def test_the_file_of_what_was_found_says_how_it_was_found_and_is_trained_with(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_layout_is_found_for_a_small_model_and_its_file_says_how(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    best = replace(FOUND.best, candidate=Candidate(FSDP, (("model.remat", "full"),)))
-    monkeypatch.setattr(commands, "_find", lambda *given: replace(FOUND, best=best))
-    words = ["search", *SMALL, "--target", "v5e:2x4", "--out", "best.toml", "--axes", "2"]
-    assert main(words) == 0
-    out = capsys.readouterr().out
-    train = "meshdsl train --layout best.toml --model llama model.layers=2 model.d_model=64 "
-    train += "model.length=32 batch=32 model.remat=full"
-    assert out.endswith(f"train with it\n  {train}\n")
-    text = Path("best.toml").read_text()
+    words = ["search", *SMALL, "--target", "v5e:2x4", "--seconds", "2", "--never", "vocab -> *"]
+    words += ["--keep", "batch -> data", "--mesh", "data=4", "--remat", "full", "--axes", "2"]
+    assert main([*words, "--out", "best.toml", "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]
+    layout, text = Layout.load("best.toml"), Path("best.toml").read_text()
+    assert layout.mesh == best["mesh"] and prod(layout.mesh.values()) == 8
+    assert layout.rules == best["layout"]["rules"] and best["judge"] == "estimate"
+    assert not [rule for rule in layout.parsed if rule.dim == "vocab"]
     assert (
-        "# Found by:\n#   meshdsl search --model llama --target v5e:2x4 --axes 2 model.la" in text
+        "# Found by:\n#   meshdsl search --model llama --target v5e:2x4 --keep 'batch -> data'"
+        in text
     )
     assert "# It goes with model.remat=full.\n# Train with it:\n#   meshdsl train --layout" in text
     assert "  # It causes, in a step: " in text and max(map(len, text.splitlines())) <= 100
-    again = Layout.load("best.toml")
-    assert (again.rules, again.parameters) == (list(FSDP.rules), list(FSDP.parameters))
-    assert main([*train.split()[1:], "--print-config"]) == 0
+    train = text.partition("# Train with it:\n")[2].partition("\n\n")[0]
+    train = train.replace("#", "").replace("\\\n", "")
+    assert main([*shlex.split(train)[1:], "--print-config"]) == 0
     config = capsys.readouterr().out
-    assert 'remat = "full"' in config and "[layout.mesh]\ndata = 4\nmodel = 2\n" in config
-
-
-def test_a_layout_is_found_for_a_small_model(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = ["search", *SMALL, "--target", "v5e:2x2", "--seconds", "2", "--never", "vocab -> *"]
-    assert main([*words, "--out", "best.toml", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    layout = Layout.load("best.toml")
-    assert layout.mesh == found["best"]["mesh"] and prod(layout.mesh.values()) == 4
-    assert not [rule for rule in layout.parsed if rule.dim == "vocab"]
-    assert found["explained"] > 0 and found["best"]["judge"] == "estimate"
+    assert 'remat = "full"' in config and "[layout.mesh]\ndata = 4\n" in config
 
 
 @pytest.mark.slow
 def test_the_layout_that_was_found_trains(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["search", *SMALL, "--target", "v5e:2x2", "--seconds", "2", "--out", "a.toml"]) == 0
-    train = capsys.readouterr().out.rpartition("meshdsl ")[2].split()
+    train = capsys.readouterr().out.rpartition("train with it\n  meshdsl ")[2].split()
     assert main([*train, "steps=2", "sample.tokens=0", "--out", "run"]) == 0
     assert "step 2" in capsys.readouterr().out
 

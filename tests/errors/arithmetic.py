@@ -55,301 +55,233 @@ def _exchanged_with_a_closure():
     return under(rules, fn, X, IDS, data(A), weights)
 
 
-ERRORS = {
+ERRORS = [
     # Component-wise ops.
-    "unequal sizes": (
+    (
         lambda: X + data(md.Dim("b", 7)),
-        ["add", "`b` is 8 in operand 0 [a=4, b=8] and 7 in operand 1 [b=7]"],
+        "add: `b` is 8 in operand 0 [a=4, b=8] and 7 in operand 1 [b=7]",
     ),
-    "an outer product": (
-        lambda: X * Y,
-        ["multiply", "[a=4, b=8] and [b=8, c=3]", "lacks `c`", "broadcast", "einsum"],
-    ),
-    "a sum with an array": (lambda: X + jnp.ones((4, 8)), ["add", "shape (4, 8)", "md.tensor"]),
-    "a sum with a word": (lambda: X + "y", ["add", "Tensors and numbers", "str"]),
-    "numbers alone": (lambda: md.maximum(1, 2), ["maximum", "at least one operand"]),
-    "a map that is not component-wise": (
-        lambda: md.map(jnp.sum, X),
-        ["sum", "shape ()", "[a=4, b=8]", "(4, 8)"],
-    ),
-    "a function of complex numbers": (
-        lambda: md.floor(COMPLEX),
-        ["floor", "not defined for [a=4, b=8] of complex64", "md.real"],
-    ),
-    "a function of complex numbers, lowered": (
+    (lambda: X * Y, "multiply … [a=4, b=8] and [b=8, c=3] … lacks `c` … broadcast … einsum"),
+    (lambda: X + jnp.ones((4, 8)), "add … shape (4, 8) … md.tensor"),
+    (lambda: X + "y", "add … Tensors and numbers … str"),
+    (lambda: md.maximum(1, 2), "maximum: at least one operand"),
+    (lambda: md.map(jnp.sum, X), "sum … shape () … [a=4, b=8] … (4, 8)"),
+    (lambda: md.floor(COMPLEX), "floor … not defined for [a=4, b=8] of complex64 … md.real"),
+    (
         lambda: lowered(lambda x: md.floor(md.cast(x, jnp.complex64))),
-        ["floor: is not defined for [a=4, b=8] of complex64"],
+        "floor: is not defined for [a=4, b=8] of complex64",
     ),
-    "a function of bools": (
-        lambda: (X > 0) - (X > 1),
-        ["subtract", "[a=4, b=8] of bool and [a=4, b=8] of bool", "md.cast"],
-    ),
-    "bits of fractions": (
-        lambda: md.bitwise_and(X, 1),
-        ["bitwise_and: cannot be done with [a=4, b=8] of float32", "float32"],
-    ),
-    "cast to nothing": (
-        lambda: md.cast(X, None),
-        ["cast: `dtype` is a dtype such as jnp.bfloat16, not None", "[a=4, b=8]"],
-    ),
-    "cast to a word": (lambda: md.cast(X, "flaot32"), ["cast: `dtype`", "not 'flaot32'"]),
+    (lambda: md.bitwise_and(X, 1), "bitwise_and: cannot be done with [a=4, b=8] of float32"),
+    (lambda: md.cast(X, "flaot32"), "cast: `dtype` … not 'flaot32'"),
     # einsum.
-    "einsum, unequal sizes": (
+    (
         lambda: md.einsum(X, data(C, md.Dim("b", 4)), out=(A, C)),
-        ["einsum", "`b` is 8 in operand 0 [a=4, b=8] and 4 in operand 1 [c=3, b=4]"],
+        "einsum: `b` is 8 in operand 0 [a=4, b=8] and 4 in operand 1 [c=3, b=4]",
     ),
-    "einsum, a dim of nothing": (
+    (
         lambda: md.einsum(X, Y, out=(A, T)),
-        ["einsum", "out has t=2", "none of [a=4, b=8], [b=8, c=3]", "known"],
+        "einsum: out has t=2 … none of [a=4, b=8], [b=8, c=3]; known",
     ),
-    "einsum, a dim twice": (lambda: md.einsum(X, out=(A, A)), ["einsum", "`a` occurs twice"]),
-    "einsum of numbers": (
+    (
         lambda: md.einsum(X, 3.0, out=(A,)),
-        ["einsum", "each of `tensors` is a Tensor, not 3.0", "[a=4, b=8]"],
+        "einsum: each of `tensors` is a Tensor, not 3.0 … [a=4, b=8]",
     ),
-    "einsum of nothing": (lambda: md.einsum(out=(A,)), ["einsum", "Tensors"]),
-    "einsum, a rest that may be of attention": (
+    (lambda: md.einsum(out=(A,)), "einsum … Tensors"),
+    (
         lambda: md.einsum(data(A, B, C), data(A, B, T), out=(..., B, C, T)),
-        [
-            "einsum",
-            "[a=4, b=8, c=3], [a=4, b=8, t=2] share [a=4]",
-            "`out` does not name",
-            "Write contract=a, less what is to be kept",
-            "`...` stands for all other dims",
-            "one by one, without `...`",
-        ],
+        "einsum: [a=4, b=8, c=3], [a=4, b=8, t=2] share [a=4] … `out` does not name … Write "
+        "contract=a, less what is to be kept … `...` stands for all other dims … one by one, "
+        "without `...`",
     ),
-    "einsum, a rest of several": (
+    (
         lambda: md.einsum(IMAGE, data(A, B, T), out=(..., T)),
-        ["share [a=4, b=8]", "contract=(a, b), less"],
+        "share [a=4, b=8] … contract=(a, b), less",
     ),
-    "einsum, contract and out": (
+    (
         lambda: md.einsum(X, Y, out=(A, B), contract=(B, C)),
-        ["einsum", "[b=8] cannot be in `out` and in `contract`"],
+        "einsum: [b=8] cannot be in `out` and in `contract`",
     ),
-    "einsum, neither contract nor out": (
+    (
         lambda: md.einsum(X, Y, out=(A,), contract=B),
-        ["[c=3] of [a=4, b=8], [b=8, c=3] is neither in `out` nor in `contract`", "write `...`"],
+        "[c=3] of [a=4, b=8], [b=8, c=3] is neither in `out` nor in `contract` … write `...`",
     ),
-    "einsum, contract a dim of nothing": (
+    (
         lambda: md.einsum(X, Y, out=(...,), contract="bb"),
-        ["einsum, contract", "no dim `bb` in [a=4, b=8, c=3]", "did you mean `b`?"],
+        "einsum, contract: no dim `bb` in [a=4, b=8, c=3]; did you mean `b`?",
     ),
-    "einsum, two rests": (lambda: md.einsum(X, Y, out=(..., ...)), ["einsum", "ellipsis"]),
-    "einsum, out of nothing": (
-        lambda: md.einsum(X, W, out=None),
-        ["einsum: dims are Dims such as", "not None"],
-    ),
-    "einsum, a precision": (
+    (lambda: md.einsum(X, Y, out=(..., ...)), "einsum … ellipsis"),
+    (lambda: md.einsum(X, W, out=None), "einsum: dims are Dims such as … not None"),
+    (
         lambda: md.einsum(X, W, out=(A,), precision="hi"),
-        ["einsum: cannot be done with [a=4, b=8] of float32", "Precision"],
+        "einsum: cannot be done with [a=4, b=8] of float32 … Precision",
     ),
     # dot.
-    "dot with what contracts nothing": (
+    (
         lambda: md.dot(X, Y),
-        ["dot", "the second operand [b=8, c=3] does not say", "ins=...", "md.einsum(x, w, out="],
+        "dot: the second operand [b=8, c=3] does not say … ins=... … md.einsum(x, w, out=",
     ),
-    "dot, a dim that is missing": (
+    (
         lambda: md.dot(X, weight(T, C, ins=T)),
-        ["dot", "the weight [t=2, c=3] contracts t=2, which [a=4, b=8] lacks", "known: `a`, `b`"],
+        "dot: the weight [t=2, c=3] contracts t=2, which [a=4, b=8] lacks; known: `a`, `b`",
     ),
-    "dot, unequal sizes": (
-        lambda: md.dot(X, weight(md.Dim("b", 4), C, ins="b")),
-        ["dot", "`b` is 8 in operand 0 [a=4, b=8] and 4 in operand 1 [b=4, c=3]"],
-    ),
-    "dot of whole numbers": (
+    (
         lambda: md.dot(IDS, weight(A, B, ins=A)),
-        ["dot", "[a=4] is int32", "a weight of float32", "md.cast", "md.take"],
+        "dot: [a=4] is int32 … a weight of float32 … md.cast … md.take",
     ),
-    "attention by cuDNN in a JAX of another version": (
+    (
         cudnn_of_another_jax,
-        ["attention: in this version of JAX", "cuDNN's backward pass", 'implementation="blocks"'],
+        'attention: in this version of JAX … cuDNN\'s backward pass … implementation="blocks"',
     ),
     # Cross-entropy.
-    "cross_entropy, no such dim": (
+    (
         lambda: md.cross_entropy(X, HEAD, IDS, vocab="vocb"),
-        ["cross_entropy, the weight: no dim `vocb`", "did you mean `vocab`?"],
+        "cross_entropy, the weight: no dim `vocb` … did you mean `vocab`?",
     ),
-    "cross_entropy of logits": (
+    (
         lambda: md.cross_entropy(data(A, VOCAB), HEAD, IDS),
-        ["cross_entropy: `x` [a=4, vocab=5] has vocab=5"],
+        "cross_entropy: `x` [a=4, vocab=5] has vocab=5",
     ),
-    "cross_entropy, nothing to contract with": (
+    (
         lambda: md.cross_entropy(X, data(C, VOCAB), IDS),
-        ["cross_entropy: the weight [c=3, vocab=5] has c=3, which `x` [a=4, b=8] lacks"],
+        "cross_entropy: the weight [c=3, vocab=5] has c=3, which `x` [a=4, b=8] lacks",
     ),
-    "cross_entropy, targets of other tokens": (
+    (
         lambda: md.cross_entropy(X, HEAD, integers(A, C, below=5)),
-        ["cross_entropy: the targets have the dims of the tokens, [a=4], not [a=4, c=3]"],
+        "cross_entropy: the targets have the dims of the tokens, [a=4], not [a=4, c=3]",
     ),
-    "cross_entropy, a bias for each token": (
+    (
         lambda: md.cross_entropy(X, HEAD, IDS, bias=data(A, VOCAB)),
-        ["cross_entropy: the bias has vocab=5 alone, not [a=4, vocab=5]"],
+        "cross_entropy: the bias has vocab=5 alone, not [a=4, vocab=5]",
     ),
-    "cross_entropy, targets that are fractions": (
+    (
         lambda: md.cross_entropy(X, HEAD, data(A)),
-        ["cross_entropy: the targets [a=4] are float32, not whole numbers"],
+        "cross_entropy: the targets [a=4] are float32, not whole numbers",
     ),
-    "cross_entropy of whole numbers": (
+    (
         lambda: md.cross_entropy(integers(A, B, below=2), HEAD, IDS),
-        ["cross_entropy", "not int32 and float32; md.cast them"],
+        "cross_entropy … not int32 and float32; md.cast them",
     ),
-    "cross_entropy, a chunk of nothing": (
-        lambda: md.cross_entropy(X, HEAD, IDS, chunk=0),
-        ["cross_entropy: `chunk`", "0"],
-    ),
-    "cross_entropy, a soft cap of nothing": (
+    (lambda: md.cross_entropy(X, HEAD, IDS, chunk=0), "cross_entropy: `chunk` … 0"),
+    (
         lambda: md.cross_entropy(X, HEAD, IDS, softcap=0.0),
-        ["cross_entropy: `softcap` is a number above 0, not 0.0"],
+        "cross_entropy: `softcap` is a number above 0, not 0.0",
     ),
     # Attention.
-    "attention, no such dim": (
+    (
         lambda: md.attention(QUERY, KEY, KEY, memory="memry"),
-        ["attention, the key: no dim `memry`", "did you mean `memory`?"],
+        "attention, the key: no dim `memry` … did you mean `memory`?",
     ),
-    "attention, queries in the key": (
+    (
         lambda: md.attention(QUERY, QUERY, KEY, memory="a"),
-        ["attention: the key", "has queries=4", "rename"],
+        "attention: the key … has queries=4 … rename",
     ),
-    "attention, memory in the query": (
+    (
         lambda: md.attention(data(QUERIES, MEMORY, HEAD_DIM), KEY, KEY),
-        ["attention: the query", "has memory=8", "rename"],
+        "attention: the query … has memory=8 … rename",
     ),
-    "attention, one dim twice": (
+    (
         lambda: md.attention(QUERY, KEY, KEY, queries="head_dim"),
-        ["attention", "the key", "has head_dim=3"],
+        "attention: the key … has head_dim=3",
     ),
-    "attention, features in doubt": (
+    (
         lambda: md.attention(QUERY, KEY, data(MEMORY, T, B)),
-        ["attention: the value [memory=8, t=2, b=8] has 2 dims", "head_dim=3"],
+        "attention: the value [memory=8, t=2, b=8] has 2 dims … head_dim=3",
     ),
-    "attention, two dtypes": (
+    (
         lambda: md.attention(QUERY, KEY, md.cast(KEY, jnp.bfloat16)),
-        ["attention", "of one dtype", "float32, float32, bfloat16", "md.cast"],
+        "attention … of one dtype … float32, float32, bfloat16; md.cast",
     ),
-    "attention, a window of nothing": (
-        lambda: md.attention(QUERY, KEY, KEY, window=0),
-        ["attention: `window`", "0"],
-    ),
-    "attention, a soft cap of nothing": (
+    (
         lambda: md.attention(QUERY, KEY, KEY, softcap=0.0),
-        ["attention: `softcap` is a number above 0, not 0.0"],
+        "attention: `softcap` is a number above 0, not 0.0",
     ),
-    "attention, one segment": (
+    (
         lambda: md.attention(QUERY, KEY, KEY, segments=(integers(QUERIES, below=2),)),
-        ["attention: `segments` is a pair of Tensors"],
+        "attention: `segments` is a pair of Tensors",
     ),
-    "attention, segments of one dim": (
+    (
         lambda: md.attention(QUERY, KEY, KEY, segments=(integers(MEMORY, below=2),) * 2),
-        ["attention: `segments` are a pair", "queries=4", "memory=8", "[memory=8]"],
+        "attention: `segments` are a pair … queries=4 … memory=8 … [memory=8]",
     ),
-    "attention, segments that are fractions": (
+    (
         lambda: md.attention(QUERY, KEY, KEY, segments=(data(QUERIES), data(MEMORY))),
-        ["attention: `segments` [queries=4] is float32; it has whole numbers"],
+        "attention: `segments` [queries=4] is float32; it has whole numbers",
     ),
-    "attention, a bias of queries": (
+    (
         lambda: md.attention(QUERY, KEY, KEY, bias=data(QUERIES)),
-        ["attention: `bias` [queries=4] has no memory=8", "cancel"],
+        "attention: `bias` [queries=4] has no memory=8 … cancel",
     ),
-    "attention, sinks of another dim": (
+    (
         lambda: md.attention(QUERY, KEY, KEY, sinks=data(T)),
-        ["attention: `sinks` [t=2] has t=2", "[a=4, queries=4]"],
+        "attention: `sinks` [t=2] has t=2 … [a=4, queries=4]",
     ),
-    "attention, another implementation": (
+    (
         lambda: md.attention(QUERY, KEY, KEY, implementation="splsh"),
-        ["attention: `implementation` is one of 'blocks'", "'splsh'"],
+        "attention: `implementation` is one of 'blocks' … 'splsh'",
     ),
-    "attention, what a kernel lacks": (
+    (
         lambda: md.attention(QUERY, KEY, KEY, sinks=data(A), implementation="splash"),
-        ["attention: splash cannot serve this call", "it has no `sinks`", '"blocks"'],
+        'attention: splash cannot serve this call: it has no `sinks` … "blocks"',
     ),
     # Reductions.
-    "the largest of nothing": (
-        lambda: md.max(EMPTY, "n"),
-        ["max", "[n=0] of [n=0, b=8]", "no element", "a size of 1 or more"],
-    ),
-    "the largest of complex numbers": (
-        lambda: md.argmax(COMPLEX, A),
-        ["argmax", "[a=4, b=8] is complex64", "md.real", "md.abs"],
-    ),
-    "argmax over two dims": (
-        lambda: md.argmax(X, (A, B)),
-        ["argmax", "one dim", "tuple", "[a=4, b=8]"],
-    ),
-    "argmin of all": (lambda: md.argmin(X, None), ["argmin", "one dim", "None"]),
-    "var, a fraction": (lambda: md.var(X, B, ddof=0.5), ["var: `ddof`", "not 0.5"]),
+    (lambda: md.max(EMPTY, "n"), "max: [n=0] of [n=0, b=8] … no element … a size of 1 or more"),
+    (lambda: md.argmax(COMPLEX, A), "argmax … [a=4, b=8] is complex64 … md.real … md.abs"),
+    (lambda: md.argmax(X, (A, B)), "argmax … one dim … tuple … [a=4, b=8]"),
     # Local functions.
-    "local, no such dim": (
-        lambda: md.local(len, X, out=(A,), whole="c"),
-        ["local", "no dim `c` in [a=4, b=8]"],
-    ),
-    "local, out of nothing": (
-        lambda: md.local(jnp.sin, X, out=None),
-        ["local: dims are Dims such as", "not None"],
-    ),
-    "local, another shape": (
-        lambda: md.local(lambda x: x.T, X, out=(A, B)),
-        ["(8, 4)", "[a=4, b=8]", "(4, 8)"],
-    ),
-    "local, a sum over a dim of the result": (
+    (lambda: md.local(lambda x: x.T, X, out=(A, B)), "(8, 4) … [a=4, b=8] … (4, 8)"),
+    (
         lambda: md.local(jnp.sin, X, out=(A, B), sums=A),
-        ["local, sums: no sum over a=4, because the result has it"],
+        "local, sums: no sum over a=4, because the result has it",
     ),
-    "local, a sum over what is whole": (
+    (
         lambda: md.local(jnp.sum, X, out=(), sums=A, whole=A),
-        ["local, sums: no sum over a=4, because it is to be whole"],
+        "local, sums: no sum over a=4, because it is to be whole",
     ),
     # Mixtures of experts.
-    "cumcount of fractions": (
+    (
         lambda: md.cumcount(X, A, C),
-        ["cumcount: the indices [a=4, b=8] are float32, not whole numbers"],
+        "cumcount: the indices [a=4, b=8] are float32, not whole numbers",
     ),
-    "cumcount with the bins": (
-        lambda: md.cumcount(IDS, A, A),
-        ["cumcount: [a=4] has a dim `a` already"],
-    ),
-    "routed by fractions": (
+    (lambda: md.cumcount(IDS, A, A), "cumcount: [a=4] has a dim `a` already"),
+    (
         lambda: _routed(ids=md.tensor(jnp.zeros(4), A)),
-        ["routed: the indices [a=4] are float32, not whole numbers"],
+        "routed: the indices [a=4] are float32, not whole numbers",
     ),
-    "routed, whole numbers": (
-        lambda: _routed(weights=IDS),
-        ["routed: takes real floating-point numbers, and [a=4] is int32"],
-    ),
-    "routed, two features": (
+    (lambda: _routed(weights=IDS), "routed: takes real floating-point numbers, and [a=4] is int32"),
+    (
         lambda: _routed(x=data(A, B, T)),
-        ["[a=4, b=8, t=2] has one dim of features", "the indices [a=4] lack, not 2"],
+        "[a=4, b=8, t=2] has one dim of features … the indices [a=4] lack, not 2",
     ),
-    "routed, other weights": (
+    (
         lambda: _routed(weights=X),
-        ["routed: the weights [a=4, b=8] have not the dims of the indices [a=4]"],
+        "routed: the weights [a=4, b=8] have not the dims of the indices [a=4]",
     ),
-    "routed, a parameter of none": (
+    (
         lambda: _routed(parameters=(EXPERTS, data(B, T))),
-        ["routed: a parameter [b=8, t=2] has not c=3"],
+        "routed: a parameter [b=8, t=2] has not c=3",
     ),
-    "routed, experts of the elements": (
+    (
         lambda: _routed(x=data(A, C), parameters=(data(C, B),)),
-        ["routed: [a=4, c=3] has the dim c=3 of the parameters"],
+        "routed: [a=4, c=3] has the dim c=3 of the parameters",
     ),
-    "routed, parameters of an element": (
+    (
         lambda: _routed(parameters=(data(C, A, B),)),
-        ["routed: the parameters and the indices [a=4] share a=4"],
+        "routed: the parameters and the indices [a=4] share a=4",
     ),
-    "routed, another shape": (
+    (
         lambda: _routed(fn=lambda groups, rows, w: rows[:, :2]),
-        ["routed: the function gives an array of shape (4, 2) for rows of (4, 8)"],
+        "routed: the function gives an array of shape (4, 2) for rows of (4, 8)",
     ),
-    "routed, a closure where rows are exchanged": (
+    (
         _exchanged_with_a_closure,
-        ["routed: the function closes over int32 (8,)", "make it inside of the function"],
+        "routed: the function closes over int32 (8,) … make it inside of the function",
     ),
-    "routed by a kernel for more": (
+    (
         lambda: _routed(implementation="megablox"),
-        ["megablox cannot serve this call: it takes 128 rows and features or more, not 4 and 8"],
+        "megablox cannot serve this call: it takes 128 rows and features or more, not 4 and 8",
     ),
-    "routed, no such implementation": (
+    (
         lambda: _routed(implementation="block"),
-        ["routed: `implementation` is one of 'megablox', 'blocks'", "did you mean `blocks`"],
+        "routed: `implementation` is one of 'megablox', 'blocks' … did you mean `blocks`",
     ),
-}
+]

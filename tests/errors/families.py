@@ -102,143 +102,109 @@ def floats(batch) -> md.Tensor:
     return md.cast(batch["tokens"], jnp.float32)
 
 
-ERRORS = {
+ERRORS = [
     # The family.
-    "no such family": (
+    (
         lambda: find_family("transformr"),
-        [
-            "model.family=transformr: no such family",
-            "did you mean `transformer`",
-            "my_file.py:Name",
-        ],
+        "model.family=transformr: no such family; did you mean `transformer` … my_file.py:Name",
     ),
-    "a family that is a function": (
-        lambda: named("mean_of", mean_of),
-        ["a family is a class that inherits from md.Family"],
-    ),
-    "a family that is no dataclass": (
+    (lambda: named("mean_of", mean_of), "a family is a class that inherits from md.Family"),
+    (
         lambda: named("Right", Right),
-        ["a family is a frozen dataclass; write @dataclass(frozen=True) above it"],
+        "a family is a frozen dataclass; write @dataclass(frozen=True) above it",
     ),
-    "a family that is not frozen": (
+    (
         lambda: named("Thawed", Thawed),
-        ["a family is a frozen dataclass; write @dataclass(frozen=True) above it"],
+        "a family is a frozen dataclass; write @dataclass(frozen=True) above it",
     ),
-    "a setting without a default": (
-        lambda: named("Required", Required),
-        ["the setting `size` needs a default"],
-    ),
-    "a loss without a key": (
+    (lambda: named("Required", Required), "the setting `size` needs a default"),
+    (
         lambda: named("Keyless", family("Keyless", loss=lambda self, model, batch: batch)),
-        ["loss(model, batch, key) is how `loss` is called, and yours cannot be: too many"],
+        "loss(model, batch, key) is how `loss` is called, and yours cannot be: too many",
     ),
-    "a setting that no text can spell": (
+    (
         lambda: named("Lists", Lists),
-        ["the setting `sizes_of_layers` is to be text, a number, true or false, or a tuple of"],
+        "the setting `sizes_of_layers` is to be text, a number, true or false, or a tuple of",
     ),
-    "a setting with the name of the choice": (
-        lambda: named("Named", Named),
-        ["a setting cannot be called `family`, which names the class"],
-    ),
-    "settings alone": (lambda: named("Nothing", Nothing), ["it has no `batch`; see md.Family"]),
-    "a number that is out of bounds": (
-        lambda: Bounds(size=0),
-        ["model: size is at least 1, not 0"],
-    ),
-    "a word that is not known": (
-        lambda: Bounds(kind="rel"),
-        ["model: no kind 'rel'; did you mean `relu`?"],
-    ),
+    (lambda: named("Named", Named), "a setting cannot be called `family`, which names the class"),
+    (lambda: named("Nothing", Nothing), "it has no `batch`; see md.Family"),
+    (lambda: Bounds(size=0), "model: size is at least 1, not 0"),
+    (lambda: Bounds(kind="rel"), "model: no kind 'rel'; did you mean `relu`?"),
     # The batch.
-    "a batch that is a list": (
+    (
         lambda: step(batch=lambda self, rows: [rows]),
-        ["Wrong.batch: gives Tensors by name, not of type list"],
+        "Wrong.batch: gives Tensors by name, not of type list",
     ),
-    "a batch of dims": (
+    (
         lambda: step(batch=lambda self, rows: {"tokens": (rows, LENGTH)}),
-        ["Wrong.batch: `tokens` is a Tensor made by md.abstract(dims, dtype), not of type tuple"],
+        "Wrong.batch: `tokens` is a Tensor made by md.abstract(dims, dtype), not of type tuple",
     ),
-    "a batch with the rows in the middle": (
+    (
         lambda: step(batch=lambda self, rows: {"tokens": md.abstract((LENGTH, rows), jnp.int32)}),
-        [
-            "Wrong.batch: the first dim of `tokens` is that of the rows, batch=8",
-            "[length=16, batch=8]",
-        ],
+        "Wrong.batch: the first dim of `tokens` is that of the rows, batch=8 … [length=16, "
+        "batch=8]",
     ),
-    "a batch that lacks a field": (
+    (
         lambda: step(loss=mean_of("target")),
-        ["the batch has no field `target`; did you mean `targets`?"],
+        "the batch has no field `target`; did you mean `targets`?",
     ),
-    "a task with other keys": (
+    (
         lambda: step(batch=lambda self, rows: {"image": md.abstract((rows, LENGTH))}),
-        ["data.task=text", "Wrong has a field `image`", "`tokens`, `targets`", "`examples`"],
+        "data.task=text … Wrong has a field `image` … `tokens`, `targets` … `examples`",
     ),
-    "a task that there is not": (
-        lambda: step(task="image"),
-        ["Wrong.task=image: no such task; did you mean `images`?"],
-    ),
-    "a task of a setting that there is not": (
-        lambda: step("data.task=txt"),
-        ["data.task=txt: no such task; did you mean `text`?"],
-    ),
+    (lambda: step(task="image"), "Wrong.task=image: no such task; did you mean `images`?"),
+    (lambda: step("data.task=txt"), "data.task=txt: no such task; did you mean `text`?"),
     # The model.
-    "a model of arrays": (
+    (
         lambda: step(init=lambda self, key: {"table": jax.random.normal(key, (256, 8))}),
-        ["Wrong.init: a model is made of parameters", "`table` is an array of shape (256, 8)"],
+        "Wrong.init: a model is made of parameters … `table` is an array of shape (256, 8)",
     ),
-    "a model of Tensors that are no parameters": (
+    (
         lambda: step(init=lambda self, key: {"table": md.tensor(jnp.ones(8), (WIDTH,))}),
-        ["`table` is a Tensor that is none; md.parameter makes one"],
+        "`table` is a Tensor that is none; md.parameter makes one",
     ),
-    "a model of numbers": (
+    (
         lambda: step(init=lambda self, key: {"rate": 0.5}),
-        ["Wrong.init: a model is made of parameters, and `rate` is 0.5"],
+        "Wrong.init: a model is made of parameters, and `rate` is 0.5",
     ),
-    "a model without parameters": (
-        lambda: step(init=lambda self, key: {}),
-        ["Wrong.init: the model has no parameters"],
-    ),
-    "a dim that nothing has, in the model": (
+    (lambda: step(init=lambda self, key: {}), "Wrong.init: the model has no parameters"),
+    (
         lambda: step(loss=loss(lambda batch: md.mean(floats(batch), "lenght"))),
-        ["no dim `lenght` in [batch=8, length=16]; did you mean `length`?"],
+        "no dim `lenght` in [batch=8, length=16]; did you mean `length`?",
     ),
-    "a dim that nothing has, in the layout": (
+    (
         lambda: step(
             layout=md.Layout(["widht -> model"], mesh={"model": 2}, name="layout my.toml")
         ),
-        ["my.toml, rule 1: no dim `widht`", "did you mean `width`?"],
+        "my.toml, rule 1: no dim `widht` … did you mean `width`?",
     ),
     # The loss.
-    "a loss with dims": (
+    (
         lambda: step(loss=loss(lambda batch: md.mean(floats(batch), "length"))),
-        ["Wrong.loss: the loss has the dims [batch=8], and is to have none; take md.mean"],
+        "Wrong.loss: the loss has the dims [batch=8], and is to have none; take md.mean",
     ),
-    "no loss": (
+    (
         lambda: step(loss=loss(lambda batch: None)),
-        ["Wrong.loss: the loss is a Tensor or an Average, not None"],
+        "Wrong.loss: the loss is a Tensor or an Average, not None",
     ),
-    "a report that is a Tensor": (
+    (
         lambda: step(loss=loss(lambda batch: (md.mean(floats(batch)), md.mean(floats(batch))))),
-        ["Wrong.loss: the report is a dict of Tensors by name, not of type Tensor"],
+        "Wrong.loss: the report is a dict of Tensors by name, not of type Tensor",
     ),
-    "a report with dims": (
+    (
         lambda: step(loss=loss(lambda batch: (md.mean(floats(batch)), {"ids": batch["tokens"]}))),
-        ["Wrong.loss: `ids` of the report has the dims [batch=8, length=16]"],
+        "Wrong.loss: `ids` of the report has the dims [batch=8, length=16]",
     ),
-    "an Average with dims": (
+    (
         lambda: step(loss=loss(lambda batch: md.Average(floats(batch), md.sum(floats(batch))))),
-        ["Wrong.loss: the loss has the dims [batch=8, length=16], and is to have none"],
+        "Wrong.loss: the loss has the dims [batch=8, length=16], and is to have none",
     ),
-    "a report with a name of the run's": (
+    (
         lambda: step(loss=loss(lambda b: (md.mean(floats(b)), {"step": md.mean(floats(b))}))),
-        ["Wrong.loss: the report cannot use the name `step`, which a run uses"],
+        "Wrong.loss: the report cannot use the name `step`, which a run uses",
     ),
-    "a report with a name of the step's": (
-        lambda: step(loss=loss(lambda b: (md.mean(floats(b)), {"skipped": md.mean(floats(b))}))),
-        ["Wrong.loss: the report cannot use the name `skipped`, which a run uses"],
-    ),
-    "a loss without the keyword that a setting is for": (
+    (
         lambda: step("precision.output=bfloat16"),
-        ["Wrong: its loss does not take `output`, so it cannot be bfloat16; see md.Family.loss"],
+        "Wrong: its loss does not take `output`, so it cannot be bfloat16; see md.Family.loss",
     ),
-}
+]

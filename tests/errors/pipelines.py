@@ -24,117 +24,98 @@ def stacked(x, w):
     return Stack(w, A)(x)
 
 
-ERRORS = {
+ERRORS = [
     # The rule.
-    "microbatches, a number": (
+    (
         lambda: rule(microbatches=16),
-        ["layout, rule 1: microbatches is a table of one dim", "{ batch = 16 }", "not 16"],
+        "layout, rule 1: microbatches is a table of one dim … { batch = 16 }, not 16",
     ),
-    "microbatches of two dims": (
+    (
         lambda: rule(microbatches={"batch": 4, "length": 2}),
-        ["layout, rule 1: microbatches is a table of one dim and a whole number"],
+        "layout, rule 1: microbatches is a table of one dim and a whole number",
     ),
-    "no microbatch": (
+    (
         lambda: rule(microbatches={"batch": 0}),
-        ["layout, rule 1: microbatches is a table", "at least 1", "{'batch': 0}"],
+        "layout, rule 1: microbatches is a table … at least 1 … {'batch': 0}",
     ),
-    "rounds alone": (
+    (
         lambda: rule(rounds=2),
-        ["layout, rule 1: rounds are of a pipeline; add microbatches = { batch = 16 }"],
+        "layout, rule 1: rounds are of a pipeline; add microbatches = { batch = 16 }",
     ),
-    "rounds, a fraction": (
+    (
         lambda: rule(microbatches={"batch": 4}, rounds=1.5),
-        ["layout, rule 1: rounds is a whole number of at least 1, not 1.5"],
+        "layout, rule 1: rounds is a whole number of at least 1, not 1.5",
     ),
-    "microbatches of parameters": (
+    (
         lambda: md.Layout(parameters=[{"rule": "a -> data", "microbatches": {"batch": 4}}]),
-        ["layout, parameters rule 1: microbatches are of the list `rules`"],
+        "layout, parameters rule 1: microbatches are of the list `rules`",
     ),
-    "microbatches of several dims of layers": (
+    (
         lambda: md.Layout([{"rule": "a, c -> data", "microbatches": {"batch": 4}}]),
-        ["layout, rule 1: a rule with microbatches is of one dim", '"layers -> stage"'],
+        'layout, rule 1: a rule with microbatches is of one dim … "layers -> stage"',
     ),
-    "microbatches of the layers": (
-        lambda: rule(microbatches={"layers": 4}),
-        ["layout, rule 1: a rule with microbatches is of one dim, over which a scan runs"],
-    ),
-    "microbatches in zigzag": (
+    (
         lambda: rule(microbatches={"batch": 4}, order="zigzag"),
-        ["layout, rule 1: `move` and `order` do not go with microbatches"],
+        "layout, rule 1: `move` and `order` do not go with microbatches",
     ),
-    "microbatches of a dim that nothing has": (
+    (
         lambda: rule(microbatches={"bath": 4}).check_dims(["layers", "batch"]),
-        ["layout, rule 1: no dim `bath` in this model to cut", "did you mean `batch`?"],
+        "layout, rule 1: no dim `bath` in this model to cut … did you mean `batch`?",
     ),
-    "layers that do not divide into chunks": (
+    (
         lambda: piped(lambda c, x: (c, ()), cut=CUT | {"rounds": 2}),
-        [
-            "rule 1: a -> model: `a`=4 does not divide into 8 chunks, 2 for each part over `model`",
-            'stages and rounds whose product is 1, 2 or 4, or uneven = "pad"',
-        ],
+        "rule 1: a -> model: `a`=4 does not divide into 8 chunks, 2 for each part over "
+        '`model` … stages and rounds whose product is 1, 2 or 4, or uneven = "pad"',
     ),
     # What runs in it.
-    "layers split without microbatches": (
+    (
         lambda: under(["a -> model"], stacked, data(B, C), weight(A, C)),
-        [
-            "layout dp.toml, rule 1: a -> model: the layers run one after another",
-            'write { rule = "a -> model", microbatches = { batch = 16 } } for a pipeline',
-            'put "a -> model" in the list `parameters`',
-        ],
+        "layout dp.toml, rule 1: a -> model: the layers run one after another … write { rule "
+        '= "a -> model", microbatches = { batch = 16 } } for a pipeline … put "a -> model" '
+        "in the list `parameters`",
     ),
-    "a pipeline, backwards": (
+    (
         lambda: piped(lambda c, x: (c, ()), reverse=True),
-        ["rule 1: a -> model: a pipeline runs forward", "scan over `a` has reverse=True"],
+        "rule 1: a -> model: a pipeline runs forward … scan over `a` has reverse=True",
     ),
-    "rows that are no microbatches": (
+    (
         lambda: piped(lambda c, x: (c, ()), cut=CUT | {"microbatches": {"b": 3}}),
-        ["a device has 8 of b=8, which do not divide into 3 microbatches; use 1, 2, 4 or 8"],
+        "a device has 8 of b=8, which do not divide into 3 microbatches; use 1, 2, 4 or 8",
     ),
-    "microbatches that do not go round": (
+    (
         lambda: piped(
             lambda c, x: (c, ()), cut=CUT | {"rounds": 2, "uneven": "pad", "microbatches": {"b": 2}}
         ),
-        ["with rounds, microbatches are a multiple of the 4 stages, such as 4 or 8, not 2"],
+        "with rounds, microbatches are a multiple of the 4 stages, such as 4 or 8, not 2",
     ),
-    "several dims of microbatches": (
+    (
         lambda: piped(lambda c, x: (c, ()), carry=(data(B, C), data(md.Dim("b", 4)))),
-        ["the carry has several dims `b`, b=8 and b=4"],
+        "the carry has several dims `b`, b=8 and b=4",
     ),
-    "microbatches of padded rows": (
+    (
         lambda: piped(
             lambda c, x: (c, ()),
             {"rule": "z -> data", "uneven": "pad"},
             carry=data(md.Dim("z", 5), C),
             cut=CUT | {"microbatches": {"z": 1}},
         ),
-        ["`z`=5 is cut into microbatches, so it divides over `data`=2, in natural order"],
+        "`z`=5 is cut into microbatches, so it divides over `data`=2, in natural order",
     ),
-    "a mean over all rows": (
+    (
         lambda: piped(lambda c, x: (c - md.mean(c, B), ())),
-        [
-            "this needs all of a dim that is cut into microbatches",
-            "rule 1: a -> model",
-            "outside of the scan, or let the body return each layer's sum as a result",
-        ],
+        "this needs all of a dim that is cut into microbatches … rule 1: a -> model … "
+        "outside of the scan, or let the body return each layer's sum as a result",
     ),
-    "a maximum over all rows": (
+    (
         lambda: piped(lambda c, x: (c - md.max(c, B), ())),
-        ["max", "needs all of a dim that is cut into microbatches"],
+        "max … needs all of a dim that is cut into microbatches",
     ),
-    "all rows in another order": (
-        lambda: piped(lambda c, x: (md.flip(c, B), ())),
-        ["flip: this needs all of a dim that is cut into microbatches"],
-    ),
-    "softmax of all rows": (
+    (
         lambda: piped(lambda c, x: (md.softmax(c, B), ())),
-        ["softmax: this needs all of a dim that is cut into microbatches"],
+        "softmax: this needs all of a dim that is cut into microbatches",
     ),
-    "a sort of all rows": (
-        lambda: piped(lambda c, x: (md.sort(c, B), ())),
-        ["sort: this needs all of a dim that is cut into microbatches"],
-    ),
-    "rows regrouped behind another dim": (
+    (
         lambda: piped(lambda c, x: (md.reshape(md.transpose(c, (C, B)), (md.Dim("z", 24),)), ())),
-        ["reshape: this needs all of a dim that is cut into microbatches", "rule 1: a -> model"],
+        "reshape: this needs all of a dim that is cut into microbatches … rule 1: a -> model",
     ),
-}
+]

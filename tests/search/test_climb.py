@@ -9,7 +9,7 @@ import meshdsl as md
 from meshdsl.layout_search.constraints import Constraints
 from meshdsl.layout_search.judge import Judge
 from meshdsl.layout_search.outcome import find
-from meshdsl.layout_search.plan import Line, Plan, layout_of, plan_of
+from meshdsl.layout_search.plan import Plan, layout_of, plan_of, rule_of
 from tests.search import golden
 from tests.search.workloads import ROWS, STEP, WEIGHTS, workload
 
@@ -21,7 +21,7 @@ def lists(level: str, most: int):
     """All ordered lists of at most so many dims over the axis `data`."""
     for count in range(most + 1):
         for dims in permutations(DIMS, count):
-            yield tuple(Line(level, dim, "data") for dim in dims)
+            yield tuple(rule_of(level, dim, "data") for dim in dims)
 
 
 def test_a_search_finds_what_trying_everything_finds():
@@ -56,8 +56,8 @@ def test_no_rule_of_the_result_changes_nothing():
     found = find(workload(V5E), Constraints(), seconds=None, evaluations=8)
     best = plan_of(found.best.candidate.layout, dict(found.best.candidate.layout.mesh))
     judge = Judge(workload(V5E), found.budget)
-    for line in best.lines:
-        judged = judge(best.with_lines(line.level, [x for x in best.at(line.level) if x != line]))
+    for rule in best.rules:
+        judged = judge(best.with_rules(x for x in best.rules if x != rule))
         assert judged is None or judged.step > found.best.step
 
 
@@ -124,9 +124,9 @@ def test_plans_and_layouts_are_the_same():
     for name in ("fsdp-sequence", "context-ring", "pipeline-fsdp", "zero1", "hybrid-fsdp"):
         layout = md.Layout.load(name)
         sizes = dict.fromkeys(layout.mesh, 2)
-        plan = plan_of(layout, sizes, {"model.remat": "full"})
+        plan = plan_of(layout, sizes)
         again = layout_of(plan)
-        assert plan_of(again, sizes, {"model.remat": "full"}) == plan
+        assert plan_of(again, sizes) == plan
         told = lambda rules: [
             (r.level, r.dim, r.axis, r.pads, r.move, r.order, r.microbatches, r.rounds)
             for r in rules

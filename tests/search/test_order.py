@@ -11,7 +11,8 @@ COMPILED = json.loads(SAID.read_text())
 ENOUGH = 24
 
 
-@pytest.mark.parametrize("name", [name for name, ways in COMPILED.items() if len(ways) >= ENOUGH])
+# `8b 2k`, of the same model as `8b 8k`, is left to the benchmark.
+@pytest.mark.parametrize("name", ["8b 8k", "gpt2 v5e", "experts"])
 def test_the_order_is_that_of_the_compiler(name):
     ways = [way for way in WORKLOADS[name].ways if way in COMPILED[name]]
     found = [find(name, way, None, compiled_only=True) for way in ways]

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshdsl.layout import Layout
-from meshdsl.layout_search.as_dict import found_as_dict
-from meshdsl.layout_search.found import Rejected
+from meshdsl.layout_search.found import as_dict
 from meshdsl.layout_search.text import describe, layout_words, line_words, verdict
 from tests.search.sample import BEST, CONTEXT, FOUND, FSDP, SHIPPED, SMALL, TENSOR
 
@@ -46,7 +45,7 @@ def test_a_shipped_layout_that_is_best_has_nothing_beside_it():
     )
     text = describe(found)
     assert "it is the shipped layout fsdp" in text
-    assert "side by side" not in text and "memory against time" not in text
+    assert "near to the best" not in text
 
 
 def test_of_what_was_compiled_it_says_how_many():
@@ -58,12 +57,11 @@ def test_of_what_was_compiled_it_says_how_many():
     assert "10.0% faster than the best shipped layout, fsdp (data=64), by different judges" in other
 
 
-def test_of_a_long_frontier_and_many_rejected_the_nearest_are_shown():
-    frontier = (*(replace(SMALL, peak=SMALL.peak + i) for i in range(12)), BEST)
-    rejected = (Rejected(SMALL, "slower"),) * 20
-    text = describe(replace(FOUND, frontier=frontier, rejected=rejected))
+def test_of_a_long_frontier_the_nearest_are_shown():
+    smaller = (replace(SMALL, candidate=replace(TENSOR), peak=SMALL.peak + i) for i in range(12))
+    text = describe(replace(FOUND, second=None, frontier=(*smaller, BEST)))
     assert "and 5 with less memory, which are slower" in text
-    assert text.count("slower  data=16 model=4") == 8
+    assert text.count("\n  *  2.026 s") == 7
 
 
 def test_layouts_in_one_line():
@@ -75,12 +73,12 @@ def test_layouts_in_one_line():
     assert layout_words(replace(CONTEXT, layout=Layout(), settings=())) == "nothing is split"
     moved = Layout([{"rule": "experts -> expert", "move": "exchange"}, "batch -> expert"])
     words = layout_words(replace(CONTEXT, layout=moved, settings=()))
-    assert words == "experts (exchange), batch -> expert"
+    assert words == "experts (move = exchange), batch -> expert"
     assert line_words(CONTEXT.layout.rules[1]) == "length -> context (order = zigzag)"
 
 
 def test_json_has_layouts_as_the_tables_of_a_file():
-    read = json.loads(json.dumps(found_as_dict(FOUND)))
+    read = json.loads(json.dumps(as_dict(FOUND)))
     assert set(read) == set(FOUND.__dataclass_fields__)
     best = read["best"]
     assert best["mesh"] == {"data": 32, "context": 2} and best["settings"]["model.remat"] == "none"
@@ -88,7 +86,7 @@ def test_json_has_layouts_as_the_tables_of_a_file():
     assert Layout.from_dict(tables, name="layout best") == replace(
         CONTEXT.layout, name="layout best"
     )
-    assert read["rejected"][0]["why"] == "does not fit, by 3.26 GiB"
+    assert read["rejected"][0]["fits"] is False
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
+from meshdsl.layout_search.workload import Workload
 from meshdsl.machine import Target, find_target
 from meshdsl.mesh import abstract_mesh
-from meshdsl.tools.search import FunctionWorkload
+from meshdsl.tools.search import function_workload
 
 BATCH, D, F = md.Dim("batch", 512), md.Dim("d", 4096), md.Dim("f", 16384)
 
@@ -28,9 +29,9 @@ ROWS = md.tensor(jax.ShapeDtypeStruct((BATCH.size, D.size), jnp.float32), (BATCH
 STEP = md.value_and_grad(loss)
 
 
-def workload(target: Target | str) -> FunctionWorkload:
+def workload(target: Target | str) -> Workload:
     """The gradients of a loss of two products."""
     found = find_target(target) if isinstance(target, str) else target
     mesh = abstract_mesh({"data": found.devices}, found.chip.kind)
     lowered = md.lower(STEP, md.Layout(mesh={"data": found.devices}), mesh)
-    return FunctionWorkload(lowered, (WEIGHTS, ROWS), found, "two products", lambda layout: None)
+    return function_workload(lowered, (WEIGHTS, ROWS), found, "two products", lambda layout: None)

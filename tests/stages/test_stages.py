@@ -69,10 +69,6 @@ PLACES = {
         on(slice(2), DATA, ["features? -> data"], data=2),
         on(slice(2, 8), DATA + TENSOR, ["classes -> data"], data=3, model=2),
     ),
-    "4 + 4, two stages": (
-        on(slice(4), DATA, ["features? -> data"], data=4),
-        on(slice(4, 8), TENSOR, model=4),
-    ),
     "2 + 2 + 4, three stages": (
         on(slice(2), DATA, data=2),
         on(slice(2, 4), TENSOR, model=2),
