@@ -16,10 +16,10 @@ from meshdsl.commands.checkpoint import (
     saved_step,
     stored_config,
 )
-from meshdsl.compiled.topology import compile_only
 from meshdsl.errors import MeshDSLError
 from meshdsl.extras import extra
 from meshdsl.models.published import config_of, family_of, form_of
+from meshdsl.predict.compiler.topology import compile_only
 from meshdsl.schema import read_object
 from meshdsl.train.answers import answers_prompts
 from meshdsl.train.checkpoints.folders import making

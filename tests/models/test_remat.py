@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.estimate.explain import explain
 from meshdsl.layers.stack import REMATS
 from meshdsl.mesh import abstract_mesh
+from meshdsl.predict.explain import explain
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override

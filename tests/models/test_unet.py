@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.compiled.collectives import from_hlo
 from meshdsl.models.unet import Config, UNet
-from meshdsl.record import summary
+from meshdsl.predict.compiler.collectives import from_hlo
+from meshdsl.program import summary
 from tests.helpers import assert_equal, data, dims, every, layout, only
 from tests.models import common
 
