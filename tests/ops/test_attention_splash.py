@@ -57,7 +57,7 @@ UNEVEN = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, under", zip(list(SPLASH)[1:], UNEVEN, strict=True))
+@pytest.mark.parametrize("name, under", [*zip(list(SPLASH)[1:], UNEVEN, strict=True)])
 def test_splash_takes_uneven_parts(name, under):
     """Two parts of 300 and 299, or three of 128, 128 and 127."""
     length = 383 if under == "queries" else 599
