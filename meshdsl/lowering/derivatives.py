@@ -8,12 +8,13 @@ computes again, instead of keeping it, is `checkpoint`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import linear_call
+from jax.custom_derivatives import SymbolicZero, linear_call
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import batching
 
@@ -43,6 +44,23 @@ def _batched(operands, batch_dims, *, callee, transpose_thunk, num_callee_consts
     eqn.primitive for eqn in jax.make_jaxpr(lambda x: linear(lambda x: x, lambda x: x, x))(0.0).eqns
 }
 batching.primitive_batchers[_LINEAR_CALL] = _batched
+
+
+@jax.custom_jvp
+def together(arrays: list) -> list:
+    """The arrays. The backward pass makes the gradients of all before it uses that of any.
+
+    Where one of them has no gradient the others have theirs as always.
+    """
+    return arrays
+
+
+@partial(together.defjvp, symbolic_zeros=True)
+def _together_jvp(primals, tangents):
+    (arrays,), (slopes,) = primals, tangents
+    if not any(isinstance(x, SymbolicZero) for x in slopes):
+        slopes = linear(lambda x: x, lax.optimization_barrier, slopes)
+    return arrays, slopes
 
 
 def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Array:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +35,7 @@ import jax.numpy as jnp
 
 from meshdsl.dims import Dim, Dims
 from meshdsl.lowering import collectives, resharding
+from meshdsl.lowering.derivatives import together
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.moves.move import NATURAL, Move, Parts, without_axes
 from meshdsl.lowering.moves.turns import legs_between
@@ -137,6 +139,8 @@ def apply_op_many(
         at.result = DeviceLoop(dict(zip(nest.outs[0], chosen[1], strict=True)), scope, op)
     fills = fill if op.waste or nest.same_split or in_parts else None
     arrays = bring(operands, work, at, op, fills)
+    if level == "rules" and len(arrays) > 1:
+        arrays = _with_gradients_together(operands, arrays, nest.outs, at)
     results = compute(local, at, arrays, op)
     result = place(results, operands, work, scope, op)
     if scope.copies and level != "rules":
@@ -191,6 +195,29 @@ def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) 
             of_parts = DeviceLoop(axes, scope, op, orders or IN_ORDER)
             array = _masked(of_parts, array, t.dims, value, shared=bool(work.in_parts))
         arrays.append(array)
+    return arrays
+
+
+def _with_gradients_together(
+    operands: Sequence[Tensor], arrays: list[jax.Array], outs: Sequence[Dims], at: DeviceLoop
+) -> list[jax.Array]:
+    """The arrays of an op whose result is larger than they are, with gradients made together.
+
+    The gradient of the result is needed twice: for the gradient of a parameter and for that of a
+    value. Only the second is waited for by what comes next, so a compiler may leave the first until
+    later, and keep the large gradient in memory. Logits would be kept while all layers run
+    backwards, and the hidden units of a feed-forward layer while its attention does.
+    """
+    found = [i for i, a in enumerate(arrays) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    parameters = [t for t in operands if t.placement is not None and t.placement.level != "rules"]
+    if not 0 < len(parameters) < len(found):
+        return arrays
+    result = max([prod([at.size(d) for d in dims]) for dims in outs])
+    if result <= max([arrays[i].size for i in found]):
+        return arrays
+    arrays = list(arrays)
+    for i, array in zip(found, together([arrays[i] for i in found]), strict=True):
+        arrays[i] = array
     return arrays
 
 
