@@ -18,7 +18,8 @@ from pathlib import Path
 from meshdsl.commands.analysis import training_analysis
 from meshdsl.commands.settings import model_values
 from meshdsl.errors import MeshDSLError
-from meshdsl.machine import Network, find_target
+from meshdsl.layout import Layout
+from meshdsl.machine import Network, Target, find_target
 from meshdsl.mesh import make_mesh
 from meshdsl.predict.compiler.out_of_memory import parse_oom
 from meshdsl.predict.compiler.replay import replay
@@ -60,13 +61,13 @@ class Case:
             f"{self.batch} x {self.length}, remat {self.remat}"
         )
 
-    def analysis(self) -> Analysis:
-        """What `explain` and compiling start from."""
+    def analysis(self, layout: Layout | None = None, target: Target | None = None) -> Analysis:
+        """What `explain` and compiling start from, under another layout and target if given."""
         sizes = {"batch": self.batch, "model.length": self.length}
         sizes["model.loss_chunk"] = self.loss_chunk
         kept = {"model.remat": self.remat, "memory": self.memory}
         config = override(Config(), **model_values(self.model) | sizes | kept)
-        layout, target = find_layout(self.layout), find_target(self.target)
+        layout, target = layout or find_layout(self.layout), target or find_target(self.target)
         chosen = choose_remat(config, layout, self.mesh, target)
         return training_analysis(str(self), chosen.config, layout, self.mesh, target, chosen)
 

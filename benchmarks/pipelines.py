@@ -58,10 +58,10 @@ def row(model: str, name: str, layout: Layout, slices: int) -> list[str]:
     target = find_target(TARGET, slices=slices)
     sizes = axis_sizes(layout.mesh, target.devices)
     case = Case(model, "pipeline-tensor", TARGET, sizes, BATCH * slices, LENGTH)
-    analysis = replace(case.analysis(), name=name, layout=layout, target=target)
+    analysis = case.analysis(layout, target)
     estimated = analysis.explain()
     assert estimated.time is not None
-    report, *_ = analysis.compile()
+    report = analysis.compile().report
     mesh = ", ".join(f"{axis}={n}" for axis, n in sizes.items())
     if report.time is None or report.memory is None:
         return [name, mesh, report.verdict, *["-"] * 6]

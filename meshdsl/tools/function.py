@@ -129,7 +129,7 @@ def how_to_lower(dims: Any, optimizer_argnums: Any, donate_argnums: Any) -> dict
         "optimizer_argnums": optimizer_argnums,
         "donate_argnums": donate_argnums,
     }
-    return {name: value for name, value in options.items() if value != ()}
+    return {name: value for name, value in options.items() if not isinstance(value, tuple) or value}
 
 
 class Call:
