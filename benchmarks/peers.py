@@ -77,7 +77,8 @@ def cells(name: str) -> list[str]:
     try:
         with scores_in_memory if name == EINSUMS else nullcontext():
             analysis = ROWS[name].analysis()
-            remat, report = analysis.config.model.remat, analysis.compile().report
+            remat = analysis.remat or ROWS[name].remat
+            report = analysis.compile().report
     except MeshDSLError as error:
         return ["-", str(error).splitlines()[0][:80], *["-"] * 6]
     memory, time = report.memory, report.time

@@ -7,6 +7,7 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering.lower import gather_updated
 from meshdsl.program import summary
+from meshdsl.program.jaxpr import sub_jaxprs
 from tests.helpers import assert_same, data, dims, layout, weight
 
 BATCH, LENGTH, D, FF, HEADS, KEY, LAYERS, MICRO = dims(
@@ -217,3 +218,28 @@ def test_a_lowered_function_takes_arguments_split_in_any_way():
     for spec in (jax.P("m"), jax.P(None, "m"), jax.P()):
         array = jax.device_put(X.array, jax.NamedSharding(lowered.mesh, spec))
         assert lowered(md.tensor(array, X.dims)).array.sharding == expected.array.sharding
+
+
+def barriers(jaxpr) -> list[set[tuple[int, ...]]]:
+    """The shapes that each barrier of a jaxpr is around, where it is around several arrays."""
+    found = []
+    for e in jaxpr.eqns:
+        if e.primitive.name == "optimization_barrier" and len(e.invars) > 1:
+            found.append({v.aval.shape for v in e.invars})
+        found += [shapes for inner in sub_jaxprs(e.params) for shapes in barriers(inner)]
+    return found
+
+
+def test_gradients_of_a_large_result_are_made_together():
+    """So a compiler does not keep that of the hidden units until it makes that of `up`."""
+    scale, x = weight(D, ins=()), data(BATCH, md.Dim("length", 32), D)
+    loss = lambda w, x: md.mean(md.square(mlp(w[:2], md.tanh(x * w[2]))))
+    program = md.lower(md.value_and_grad(loss), FSDP).program((UP, DOWN, scale), x)
+    assert barriers(program.jaxpr.jaxpr) == [{(2, 32, 16), (16, 32)}]  # and none for `down`
+    assert_same(md.value_and_grad(loss), (UP, DOWN, scale), x, layout=FSDP)
+
+
+def test_what_has_no_gradient_is_not_waited_for():
+    x = data(BATCH, md.Dim("length", 32), D)
+    program = md.lower(step(mlp), FSDP).program(WEIGHTS, x)
+    assert barriers(program.jaxpr.jaxpr) == []
