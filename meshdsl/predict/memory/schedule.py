@@ -1,16 +1,14 @@
 """When kernels run, as far as a compiler's schedule changes what lives at once.
 
-XLA's scheduler works from the end of a program and places what ends in a collective as late as it
-can, beside what hides it. So the gradient of the last weights, which is reduced over devices and
-then only waits for the optimizer, is not computed before the loop over the layers but after it, and
-its operands live through the loop. A collective runs beside the product that follows, so what it
-reads lives until that product has run: with FSDP over a whole slice the gradient of the embedding
-is being scattered while the product for that of the head runs, and both whole gradients, the sum
-that the scatter makes and the logits live at once.
+XLA's scheduler works from the end of a program and places a collective as late as it can, beside
+what hides it. So the gradient of the last weights, which is reduced over devices and then only
+waits for the optimizer, is not reduced before the loop over the layers but after it, and lives
+through the loop. The product that makes the gradient is not late, because its operands are larger:
+see `derivatives.together`. A collective runs beside the product that follows, so what it reads
+lives until that product has run.
 
-The scheduler does not always do so. Of the steps of Llama 3 that libtpu compiled with meshdsl's
-options, it did not in fsdp-sequence at a length of 8192; there the estimate of memory is too high
-by what the product reads.
+The scheduler does not always do so; where it reduces early, the estimate of memory is too high by
+what the collective reads.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ from meshdsl.predict.kernels.kernels import Kernel
 def delayed(kernels: list[Kernel]) -> list[Kernel]:
     """`kernels` in the order in which the scheduler places them.
 
-    A kernel that ends in a collective, and whose result is only used after a loop behind it, is
-    moved behind that loop: to the largest collective there, or else to where its result is used.
+    A collective, or element-wise code around one, whose result is only used after a loop behind it
+    is moved behind that loop: to the largest collective there, or else to where its result is used.
     """
     loops = [i for i, kernel in enumerate(kernels) if kernel.loop is not None]
     # For the id of a buffer where it is used first, in the order with kernels moved. A place is a
@@ -36,7 +34,7 @@ def delayed(kernels: list[Kernel]) -> list[Kernel]:
         kernel, at = kernels[i], (i, 0)
         use = min((first_use.get(id(b), end) for b in kernel.writes), default=end)
         waits = [loop for loop in loops if i < loop and (loop, 0) < use]
-        if waits and kernel.loop is None:
+        if waits and kernel.loop is None and not kernel.dots:
             beside = [
                 j
                 for j in range(waits[-1], len(kernels))
