@@ -22,10 +22,10 @@ ARGS   ?=
 # Tests of single bits, which depend on the compiler and so run once more as users compile.
 BITS    = tests/ops/test_random.py tests/train/checkpoints/test_digest.py
 # Types that vary, collectives, derivatives, compiled programs, checkpoints and a training run.
-NEWEST  = $(addprefix tests/,lowering/test_collective_shapes.py lowering/test_types.py \
-  lowering/test_gradients.py compiled/test_collectives.py compiled/test_hlo_text.py \
-  compiled/test_saved.py compiled/test_tpu_collectives.py train/checkpoints/test_checkpoints.py \
-  train/test_loop.py)
+NEWEST  = $(addprefix tests/lowering/,test_collective_shapes.py test_placement.py \
+  test_gradients.py test_law.py) $(addprefix tests/predict/compiler/,test_collectives.py \
+  test_hlo_text.py test_saved.py test_tpu_collectives.py) \
+  tests/train/checkpoints/test_checkpoints.py tests/train/test_loop.py
 
 .PHONY: train test test-slow test-all test-newest clean
 

@@ -11,7 +11,7 @@ from meshdsl import layers, models
 FILES = [
     p
     for package in (layers, models)
-    for p in sorted(Path(inspect.getfile(package)).parent.glob("*.py"))
+    for p in sorted(Path(inspect.getfile(package)).parent.rglob("*.py"))
 ]
 FORBIDDEN = ("meshdsl.mesh", "meshdsl.lowering", "jax.sharding", "jax.lax")
 
