@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from meshdsl.dims import Dim, Dims
 from meshdsl.lowering import collectives, kernels
@@ -78,6 +79,22 @@ def fitted(array, dims: Dims, order: Dims) -> jax.Array:
     array = in_order(array, dims, [d for d in order if d in dims])
     sizes = iter(array.shape)
     return array.reshape([next(sizes) if d in dims else 1 for d in order])
+
+
+def chosen(mask, x, other) -> jax.Array:
+    """`jnp.where(mask, x, other)` for a number or array `other`, by the primitives alone.
+
+    JAX traces, and differentiates, a function of its own for each `jnp.where`.
+    """
+    shape = x.shape if mask.shape == x.shape else jnp.broadcast_shapes(mask.shape, x.shape)
+    spread = lambda a: a if a.shape == shape else jnp.broadcast_to(a, shape)
+    rest = spread(other) if isinstance(other, jax.Array) else lax.full(shape, other, x.dtype)
+    return lax.select(spread(mask), spread(x), rest)
+
+
+def within(x, size) -> jax.Array:
+    """Which whole numbers are at least zero, and less than `size`."""
+    return lax.bitwise_and(lax.ge(x, 0), lax.lt(x, size))
 
 
 def laid_along(x, at: int, ndim: int) -> jax.Array:

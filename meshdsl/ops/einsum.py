@@ -7,10 +7,12 @@ leaves a pending sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.core import Tracer
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
@@ -78,7 +80,12 @@ def einsum(
     number = {d: i for i, d in enumerate(loop)}
     terms = [[number[d] for d in t.dims] for t in tensors]
 
+    # `jnp.einsum` would look for a path, and trace a function of its own, for each product.
+    of_two = _is_of_two(tensors, out, loop)
+
     def product(*arrays):
+        if of_two and _are_alike(*arrays, preferred_element_type):
+            return _product_of_two(*arrays, *terms, [number[d] for d in out], precision)
         operands = [item for pair in zip(arrays, terms, strict=True) for item in pair]
         return jnp.einsum(
             *operands,
@@ -106,6 +113,41 @@ def einsum(
         linear=len(tensors) == 1 and sums_alike(tensors[0].dtype, dtype),
         by_parts=tuple([ByParts(d, (tensors[i].dims,), terms=True) for d, i in in_parts.items()]),
     )
+
+
+def _is_of_two(tensors: Sequence[Tensor], out: Dims, loop: Dims) -> bool:
+    """Whether a product has two operands, and each of its sums is over a dim that both have."""
+    if len(tensors) != 2 or len(loop) > 26:  # beyond 26 `jnp.einsum` takes dims in another order
+        return False
+    one, other = (set(t.dims) for t in tensors)
+    return (one ^ other) <= set(out)
+
+
+def _are_alike(x, y, preferred) -> bool:
+    """Whether two arrays, while they are traced, have a dtype that their product has, too."""
+    traced = isinstance(x, Tracer) and isinstance(y, Tracer)
+    alike = traced and x.dtype == y.dtype and (preferred is None or preferred == x.dtype)
+    return alike and not (x.aval.weak_type or y.aval.weak_type)
+
+
+def _product_of_two(x, y, x_dims: list, y_dims: list, out: list, precision) -> jax.Array:
+    """The product of two arrays by the primitives that `jnp.einsum` gives for it.
+
+    Args:
+      x_dims, y_dims, out: numbers of their dims.
+    """
+    batch = [d for d in out if d in x_dims and d in y_dims]
+    summed = sorted(d for d in x_dims if d not in out)
+    x_rest, y_rest = ([d for d in dims if d in out and d not in batch] for dims in (x_dims, y_dims))
+    made = [*batch, *x_rest, *y_rest]
+    if made != out:
+        made = [*batch, *y_rest, *x_rest]
+        x, y, x_dims, y_dims = y, x, y_dims, x_dims
+    at = lambda found: tuple([tuple([dims.index(d) for d in found]) for dims in (x_dims, y_dims)])
+    array = lax.dot_general(
+        x, y, (at(summed), at(batch)), precision=precision, preferred_element_type=x.dtype
+    )
+    return array if made == out else lax.transpose(array, [made.index(d) for d in out])
 
 
 def _by_parts(

@@ -14,6 +14,7 @@ from meshdsl.lowering.derivatives import to_sum
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.lowering.moves.table import staying
+from meshdsl.ops.arrays import chosen, within
 from meshdsl.ops.checks import check_indices, check_new
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
@@ -61,7 +62,7 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
         table = table if wide is None else to_sum(table, wide)
         # As int32: a uint8 cannot be compared with a size of 256.
         indices = indices.astype(jnp.int32) - loop.offset(dim)
-        inside = (indices >= 0) & (indices < loop.size(dim))
+        inside = within(indices, loop.size(dim))
         if not dim.size:  # one element to look up, which `inside` then replaces by zeros
             table = jnp.pad(table, [(0, d == dim) for d in x.dims])
         found = _take_shared(table, x.dims, indices, inside, ids.dims, shared, dim)
@@ -102,7 +103,7 @@ def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims
     at = dims.index(dim)
     found = jnp.take(table, indices, axis=at, mode="clip")
     inside = inside.reshape((1,) * at + inside.shape + (1,) * (table.ndim - at - 1))
-    return jnp.where(inside, found, jnp.zeros((), found.dtype))
+    return chosen(inside, found, 0)
 
 
 def _one_hot_example(one_hot: Callable, draw: Draw) -> Case:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
@@ -21,6 +22,7 @@ from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.ops import component
+from meshdsl.ops.arrays import chosen
 from meshdsl.ops.comparison import (
     bounds,
     check_real,
@@ -349,7 +351,7 @@ def _shifted_exp(loop: DeviceLoop, a, at, dims, *, varies: bool):
     real = jax.lax.stop_gradient(a).real
     start = -jnp.inf if 0 in a.shape else None  # what the maximum of nothing is
     top = loop.pmax(jnp.max(real, at, keepdims=True, initial=start), dims)
-    top = jnp.where(jnp.isfinite(top), top, jnp.zeros_like(top))
+    top = chosen(lax.is_finite(top), top, 0)
     e = jnp.exp(a - top)
     return e, loop.psum(jnp.sum(e, at, keepdims=True), dims, varies=varies), top
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
@@ -20,7 +21,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.ops import component
-from meshdsl.ops.arrays import fitted, laid_along
+from meshdsl.ops.arrays import chosen, fitted, laid_along, within
 from meshdsl.ops.checks import check_indices, one_of
 from meshdsl.ops.comparison import bounds, computed_once, from_key, is_complex, parts, to_key
 from meshdsl.ops.declare import Case, Draw, Example, op
@@ -206,11 +207,13 @@ class _Target(NamedTuple):
         Left outside they would be dropped too, but XLA fuses a single update with a slice of `x`
         as if an index were never outside.
         """
-        order, inside, wrapped = (*self.shared, *self.picked), jnp.ones((), bool), []
+        order, inside, wrapped = (*self.shared, *self.picked), None, []
         for array, dims, dim in zip(ids, self.indexed, self.dims, strict=True):
             array, size = fitted(array, dims, order) - loop.offset(dim), loop.size(dim)
-            inside = inside & (array >= 0) & (array < size)
-            wrapped.append(jnp.mod(array, size))
+            here = within(array, size)
+            inside = here if inside is None else inside & here
+            rest = lax.rem(array, size)
+            wrapped.append(lax.select(lax.lt(rest, 0), lax.add(rest, size), rest))
         inside = jnp.broadcast_to(inside, [loop.size(d) for d in order])
         return (*self.grid(loop, len(self.picked)), *wrapped), inside.reshape(
             *inside.shape, *(1,) * len(self.rest)
@@ -261,7 +264,7 @@ def _added(
             loop,
             "add",
             index,
-            jnp.where(inside, _aligned(target, u, updates.dims), jnp.zeros((), u.dtype)),
+            chosen(inside, _aligned(target, u, updates.dims), 0),
             0,
         )
 

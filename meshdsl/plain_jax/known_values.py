@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshdsl.plain_jax.evaluate import bind
+from meshdsl.plain_jax.evaluate import bind_arrays
 from meshdsl.plain_jax.program import Equation
 
 _FUNCTIONS: dict[str, Callable] = {
@@ -53,7 +53,7 @@ def known_result(e: Equation, operands: Sequence[Any]) -> Any:
         if made is not None:
             return np.asarray(made, e.outs[0].dtype)
     with jax.ensure_compile_time_eval():
-        return bind(e, operands)[0]
+        return bind_arrays(e.primitive, e.params, operands)[0]
 
 
 def _by_numpy(e: Equation, xs: list[np.ndarray]) -> Any:
@@ -61,6 +61,8 @@ def _by_numpy(e: Equation, xs: list[np.ndarray]) -> Any:
     name, params, shape = e.name, e.params, tuple(e.outs[0].shape)
     if name in _FUNCTIONS:
         return _FUNCTIONS[name](*xs)
+    if name == "div" and xs[0].dtype.kind == "f" and jax.default_backend() == "cpu":
+        return np.divide(*xs)  # other devices do not round all quotients correctly
     if name == "iota" and not xs:
         along = [1] * len(shape)
         along[params["dimension"]] = -1

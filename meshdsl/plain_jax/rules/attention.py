@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from meshdsl.dims import Dim, Dims
 from meshdsl.ops import component, reduce, reshape
+from meshdsl.ops.arrays import chosen
 from meshdsl.ops.attention.attention import attention as fused
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.plain_jax.attention import HIDES, Beside, Parts
@@ -110,7 +111,7 @@ def _beside(x: Any, beside: Beside, scores: Variable) -> Tensor:
 
 
 def _chosen(which: Tensor, x: Tensor, other: float) -> Tensor:
-    choose = lambda which, x: jnp.where(which, x, jnp.asarray(other, x.dtype))
+    choose = lambda which, x: chosen(which, x, other)
     return component.map(choose, which, x, name="where")
 
 

@@ -12,6 +12,7 @@ from jax import lax
 from meshdsl.dims import Dim, Dims
 from meshdsl.ops import component
 from meshdsl.ops import scatter as scattering
+from meshdsl.ops.arrays import chosen, within
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.ops.index import take
 from meshdsl.plain_jax.evaluate import Evaluation, is_inexact, rule
@@ -91,12 +92,13 @@ def _starts(
         if not known:
             if "CLIP" not in mode:
                 most = c.size - c.window
-                within = lambda start, most=most: (start >= 0) & (start <= most)
-                here = component.map(within, start, name="inside")
+                among = lambda start, most=most: within(start, most + 1)
+                here = component.map(among, start, name="inside")
                 if inside is not None:
                     here = FUNCTIONS["logical_and"](with_dims(inside, here.dims), here)
                 inside = here
-            start = FUNCTIONS["clip"](start, 0, c.size - c.window)
+            inward = lambda start, most=c.size - c.window: lax.min(lax.max(start, 0), most)
+            start = component.map(inward, start, name="clip")
         found[c.number] = start
     return found, inside
 
@@ -115,7 +117,7 @@ def _filled(made: Tensor, inside: Tensor, e: Equation) -> Tensor:
     by default NaN, or the smallest whole number.
     """
     if "PROMISE" in str(e.params["mode"]).upper():  # the nearest element, and no gradient
-        nearest = lambda inside, a: jnp.where(inside, a, lax.stop_gradient(a))
+        nearest = lambda inside, a: chosen(inside, a, lax.stop_gradient(a))
         return component.map(nearest, inside, with_dims(made, inside.dims), name="inside")
     fill = e.params["fill_value"]
     if fill is None:
@@ -128,7 +130,7 @@ def _filled(made: Tensor, inside: Tensor, e: Equation) -> Tensor:
             fill = True
         else:
             fill = int(jnp.iinfo(dtype).min)
-    choose = lambda inside, a: jnp.where(inside, a, jnp.asarray(fill, a.dtype))
+    choose = lambda inside, a: chosen(inside, a, fill)
     return component.map(choose, inside, with_dims(made, inside.dims), name="fill")
 
 
