@@ -107,6 +107,7 @@ class _Search:
         self.constants: dict[Variable, Any] = {}
         self.uses: Counter[Variable] = Counter()
         self.same: dict[Variable, Value] = {}
+        self._read: dict[Variable, Any] = {}
         self._add(program)
 
     def _add(self, program: Program) -> None:
@@ -140,7 +141,7 @@ class _Search:
 
     def choice(self, v: Value):
         """What the elements of `v` are, see `static_masks`."""
-        return read(v, self._made_outside, self.constants)
+        return read(v, self._made_outside, self.constants, self._read)
 
     def _made_outside(self, v: Variable) -> Equation | None:
         v_outside = self.origin(v)

@@ -46,16 +46,27 @@ _KEPT = ("convert_element_type", "copy", "copy_p", "stop_gradient", "reduce_prec
 
 
 def read(
-    v: Value, made: Callable[[Variable], Equation | None], constants: Mapping[Variable, Any]
+    v: Value,
+    made: Callable[[Variable], Equation | None],
+    constants: Mapping[Variable, Any],
+    before: dict[Variable, Read] | None = None,
 ) -> Read:
     """What the elements of `v` are; None where that is no function of their positions known here.
 
     Args:
       made: says which equation makes a variable.
       constants: the arrays that it closes over.
+      before: what was read before, by the same `made` and `constants`; more is added.
     """
     if isinstance(v, Literal):
         return _constant(v.value)
+    before = {} if before is None else before
+    if v not in before:
+        before[v] = _of_variable(v, made, constants, before)
+    return before[v]
+
+
+def _of_variable(v: Variable, made: Callable, constants: Mapping, before: dict) -> Read:
     if v in constants:
         return _array(constants[v])
     e = made(v)
@@ -63,12 +74,16 @@ def read(
         return None
     if e.name == "iota":
         return Affine(((e.params["dimension"], 1),), 0)
-    found = [read(w, made, constants) for w in e.ins]
     places = _places(e)
     if places is not None:
-        return moved(found[0], places) if len(e.ins) == 1 else None
-    if e.name not in ELEMENTWISE or any(f is None for f in found):
+        return moved(read(e.ins[0], made, constants, before), places) if len(e.ins) == 1 else None
+    if e.name not in ELEMENTWISE:
         return None
+    found = []
+    for w in e.ins:
+        found.append(read(w, made, constants, before))
+        if found[-1] is None:
+            return None
     return _elementwise(e, found)
 
 
