@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import DTypeLike
 
 from meshdsl import dims as dim_algebra
@@ -101,9 +102,22 @@ def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims
         )
         return jax.vmap(inner, in_axes=(i, j, j))(table, indices, inside)
     at = dims.index(dim)
-    found = jnp.take(table, indices, axis=at, mode="clip")
+    found = _taken(table, indices, at)
     inside = inside.reshape((1,) * at + inside.shape + (1,) * (table.ndim - at - 1))
     return chosen(inside, found, 0)
+
+
+def _taken(table, indices, at: int) -> jax.Array:
+    """`jnp.take` along position `at`, with indices clipped, by the primitives alone."""
+    if not table.shape[at] or not indices.size:
+        return jnp.take(table, indices, axis=at, mode="clip")
+    after = [at + indices.ndim + i for i in range(table.ndim - at - 1)]
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(*range(at), *after), collapsed_slice_dims=(at,), start_index_map=(at,)
+    )
+    sizes = [1 if i == at else n for i, n in enumerate(table.shape)]
+    indices = lax.expand_dims(indices, [indices.ndim])
+    return lax.gather(table, indices, numbers, sizes, mode="clip")
 
 
 def _one_hot_example(one_hot: Callable, draw: Draw) -> Case:

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.ops.arrays import capped, padded, varying_as
+from meshdsl.ops.arrays import capped, chosen, padded, varying_as
 
 SAVED = "attention"  # the save point of an output and of its log-sum-exp
 HIDDEN = -1e30  # finite: the difference of two of them is no NaN
@@ -121,8 +121,8 @@ def forward(options: Options, query, key, value, sides: Sides) -> tuple[jax.Arra
         first = varying_as(query, first)
         (output, top, total), _ = lax.scan(turn, first, _with_bias(columns, row))
         some = total > 0
-        total = jnp.where(some, total, 1)
-        return output / total[..., None], jnp.where(some, top + jnp.log(total), HIDDEN)
+        total = chosen(some, total, 1)
+        return output / total[..., None], chosen(some, top + jnp.log(total), HIDDEN)
 
     result = lax.map(one_block_of_rows, _row_blocks(options, query, sides))
     output, normaliser = (_joined(x, query.ndim - 2, query.shape[-2]) for x in result)
@@ -388,8 +388,8 @@ def _scores(options: Options, labels: _Labels, row: _Rows, block: _Columns, wide
     if not conditions:
         return scores, None, slope
     visible = reduce(jnp.logical_and, conditions)
-    return jnp.where(visible, scores, HIDDEN), visible, slope
+    return chosen(visible, scores, HIDDEN), visible, slope
 
 
 def _where(visible, weights):
-    return weights if visible is None else jnp.where(visible, weights, 0)
+    return weights if visible is None else chosen(visible, weights, 0)

@@ -96,7 +96,7 @@ def _bias(parts: Parts, xs: list) -> tuple[Tensor | None, Tensor | None]:
 def _levelled(bias: Tensor, memory: Dim) -> Tensor:
     """What is added, less what hides all keys alike: beside it weights would not be numbers."""
     top = reduce.max(component.stop_gradient(bias), memory)
-    less = lambda bias, top: bias - jnp.where(top <= HIDES, top, 0)
+    less = lambda bias, top: bias - chosen(top <= HIDES, top, 0)
     return component.map(less, bias, top, name="bias")
 
 
