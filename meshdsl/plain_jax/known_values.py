@@ -61,8 +61,6 @@ def _by_numpy(e: Equation, xs: list[np.ndarray]) -> Any:
     name, params, shape = e.name, e.params, tuple(e.outs[0].shape)
     if name in _FUNCTIONS:
         return _FUNCTIONS[name](*xs)
-    if name == "div" and xs[0].dtype.kind == "f" and jax.default_backend() == "cpu":
-        return np.divide(*xs)  # other devices do not round all quotients correctly
     if name == "iota" and not xs:
         along = [1] * len(shape)
         along[params["dimension"]] = -1

@@ -158,7 +158,7 @@ def scatter(at: Evaluation, e: Equation, xs: list) -> list:
     for c in sought:
         start = starts[c.number]
         if inside is not None:  # an update that is outside is dropped
-            drop = lambda inside, start, c=c: jnp.where(inside, start, jnp.full_like(start, c.size))
+            drop = lambda inside, start, c=c: chosen(inside, start, c.size)
             start = component.map(drop, inside, with_dims(start, inside.dims), name="drop")
         if c.window > 1:
             start = _from(start, of_updates[how.windows[c.position]])
