@@ -59,7 +59,7 @@ def together(arrays: list) -> list:
 def _together_jvp(primals, tangents):
     (arrays,), (slopes,) = primals, tangents
     if not any(isinstance(x, SymbolicZero) for x in slopes):
-        slopes = linear(lambda x: x, lax.optimization_barrier, slopes)
+        slopes = lax.optimization_barrier(slopes)
     return arrays, slopes
 
 

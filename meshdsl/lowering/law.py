@@ -139,7 +139,7 @@ def apply_op_many(
         at.result = DeviceLoop(dict(zip(nest.outs[0], chosen[1], strict=True)), scope, op)
     fills = fill if op.waste or nest.same_split or in_parts else None
     arrays = bring(operands, work, at, op, fills)
-    if level == "rules" and len(arrays) > 1:
+    if level == "rules" and len(arrays) > 1 and not in_parts:  # parts are shared by their arrays
         arrays = _with_gradients_together(operands, arrays, nest.outs, at)
     results = compute(local, at, arrays, op)
     result = place(results, operands, work, scope, op)
