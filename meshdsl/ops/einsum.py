@@ -8,6 +8,7 @@ leaves a pending sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,8 +85,9 @@ def einsum(
     of_two = _is_of_two(tensors, out, loop)
 
     def product(*arrays):
-        if of_two and _are_alike(*arrays, preferred_element_type):
-            return _product_of_two(*arrays, *terms, [number[d] for d in out], precision)
+        if of_two and _are_alike(arrays[0], arrays[1], preferred_element_type):
+            dims = (terms[0], terms[1], [number[d] for d in out])
+            return _product_of_two(arrays[0], arrays[1], *dims, precision)
         operands = [item for pair in zip(arrays, terms, strict=True) for item in pair]
         return jnp.einsum(
             *operands,
@@ -125,9 +127,12 @@ def _is_of_two(tensors: Sequence[Tensor], out: Dims, loop: Dims) -> bool:
 
 def _are_alike(x, y, preferred) -> bool:
     """Whether two arrays, while they are traced, have a dtype that their product has, too."""
-    traced = isinstance(x, Tracer) and isinstance(y, Tracer)
-    alike = traced and x.dtype == y.dtype and (preferred is None or preferred == x.dtype)
-    return alike and not (x.aval.weak_type or y.aval.weak_type)
+    if not (isinstance(x, Tracer) and isinstance(y, Tracer)):
+        return False
+    of_x: Any = x.aval
+    of_y: Any = y.aval
+    alike = x.dtype == y.dtype and (preferred is None or preferred == x.dtype)
+    return alike and not (of_x.weak_type or of_y.weak_type)
 
 
 def _product_of_two(x, y, x_dims: list, y_dims: list, out: list, precision) -> jax.Array:
@@ -144,9 +149,8 @@ def _product_of_two(x, y, x_dims: list, y_dims: list, out: list, precision) -> j
         made = [*batch, *y_rest, *x_rest]
         x, y, x_dims, y_dims = y, x, y_dims, x_dims
     at = lambda found: tuple([tuple([dims.index(d) for d in found]) for dims in (x_dims, y_dims)])
-    array = lax.dot_general(
-        x, y, (at(summed), at(batch)), precision=precision, preferred_element_type=x.dtype
-    )
+    numbers: Any = (at(summed), at(batch))
+    array = lax.dot_general(x, y, numbers, precision=precision, preferred_element_type=x.dtype)
     return array if made == out else lax.transpose(array, [made.index(d) for d in out])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -207,7 +207,8 @@ class _Target(NamedTuple):
         Left outside they would be dropped too, but XLA fuses a single update with a slice of `x`
         as if an index were never outside.
         """
-        order, inside, wrapped = (*self.shared, *self.picked), None, []
+        order, wrapped = (*self.shared, *self.picked), []
+        inside: Any = None
         for array, dims, dim in zip(ids, self.indexed, self.dims, strict=True):
             array, size = fitted(array, dims, order) - loop.offset(dim), loop.size(dim)
             here = within(array, size)
