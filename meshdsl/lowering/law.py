@@ -212,7 +212,7 @@ def _with_gradients_together(
     parameters = [t for t in operands if t.placement is not None and t.placement.level != "rules"]
     if not 0 < len(parameters) < len(found):
         return arrays
-    result = max([prod([at.size(d) for d in dims]) for dims in outs])
+    result = max([prod([at.size(d) for d in dims]) for dims in outs], default=0)
     if result <= max([arrays[i].size for i in found]):
         return arrays
     arrays = list(arrays)
