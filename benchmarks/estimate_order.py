@@ -1,6 +1,7 @@
 """Whether the estimate puts the layouts of one workload into the order that the compiler does.
 
     python -m benchmarks.estimate_order --workloads "8b 8k" "8b 2k"
+    python -m benchmarks.estimate_order --random 12 --seed 7
 
 Each workload is one step of training on one target, under many layouts, meshes and policies of
 rematerialisation. Each is estimated, and compiled with the options that training uses; the
@@ -11,6 +12,9 @@ A compilation takes a minute or two, so what the compiler said is written into
 `estimate_order.json` beside this file, and is read from there the next time; `--compiled` leaves
 out what is not there, and takes seconds. After a change of the replay, or with another compiler,
 delete that file and compile anew. With `--keep` the compiled programs stay in a folder as well.
+
+With `--random N` a seed draws the workloads (see `random_workloads`), so that the estimate is
+judged on what it was not fitted to. What the compiler said of these is kept in `build/`.
 
 Spearman's rank correlation is 1 where both put the layouts into the same order. Regret is how much
 longer the layout takes that the estimate takes for the fastest of those that fit by the estimate,
@@ -23,332 +27,30 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from meshdsl.commands.analysis import training_analysis
-from meshdsl.commands.settings import model_values
 from meshdsl.errors import MeshDSLError
-from meshdsl.layout import Layout
-from meshdsl.machine import Network, find_target
+from meshdsl.machine import Network
 from meshdsl.mesh import make_mesh
 from meshdsl.predict.compiler.out_of_memory import parse_oom
 from meshdsl.predict.compiler.replay import replay
 from meshdsl.predict.compiler.topology import compile_only, target_devices
 from meshdsl.tools.analysis import Analysis
-from meshdsl.train.config import Config
-from meshdsl.train.settings import override
 
 from .kept import compiled
 from .measure import show
+from .random_workloads import draw
+from .workloads import WORKLOADS, Workload
 
 GIB = 2**30
-SAID = Path(__file__).with_suffix(".json")  # what the compiler said, by workload and way
-
-
-@dataclass(frozen=True)
-class Workload:
-    """One step of training on a target, and the ways to lay it out.
-
-    Attributes:
-      model: of a published model, or empty.
-      settings: of the run, beside those of the model.
-      ways: lines such as `fsdp-tensor data=16,model=4 full`: a layout, a mesh and `model.remat`.
-    """
-
-    target: str
-    settings: Mapping[str, Any]
-    ways: tuple[str, ...]
-    model: str = ""
-
-    def analysis(self, way: str) -> Analysis:
-        """What estimating and compiling one of the ways start from."""
-        name, mesh, remat = way.split()
-        sizes = {axis: int(n) for axis, n in (part.split("=") for part in mesh.split(","))}
-        model = model_values(self.model) if self.model else {}
-        config = override(Config(), **(model | dict(self.settings) | {"model.remat": remat}))
-        layout = _layout(name, sizes)
-        return training_analysis(way, config, layout, sizes, find_target(self.target))
-
-
-_TENSOR = (
-    "heads?, kv_heads?, d_ff -> model",
-    {"rule": "vocab? -> model", "uneven": "pad"},
-)
-_CONTEXT = ("length -> context", "queries? -> context", "memory? -> context")
-
-
-def _stages(microbatches: int, rounds: int = 1) -> dict[str, Any]:
-    """A rule that makes a pipeline of the layers."""
-    cut = {"microbatches": {"batch": microbatches}, "rounds": rounds}
-    return {"rule": "layers? -> stage", **cut}
-
-
-_STAGES_SEQUENCE = (_stages(8), "batch -> data, stage", *_TENSOR, "length -> model")
-# Layouts that are not shipped.
-_OWN: dict[str, dict[str, Any]] = {
-    "data-tensor": {"rules": ["batch -> data", *_TENSOR]},
-    "data-sequence": {"rules": ["batch -> data", *_TENSOR, "length -> model"]},
-    "zero1-tensor": {"rules": ["batch -> data", *_TENSOR], "optimizer": ["d_model -> data"]},
-    "zero1-sequence": {
-        "rules": ["batch -> data", *_TENSOR, "length -> model"],
-        "optimizer": ["d_model -> data"],
-    },
-    "zero2-sequence": {
-        "rules": ["batch -> data", *_TENSOR, "length -> model"],
-        "gradients": ["d_model -> data"],
-    },
-    "hybrid-sequence": {
-        "rules": ["batch -> replica, data", *_TENSOR, "length -> model"],
-        "parameters": ["d_model -> data"],
-    },
-    "hybrid-tensor": {
-        "rules": ["batch -> replica, data", *_TENSOR],
-        "parameters": ["d_model -> data"],
-    },
-    "hybrid-zero1": {
-        "rules": ["batch -> replica, data"],
-        "optimizer": ["d_model -> data"],
-    },
-    # Weights of the feed-forward layer are split along d_ff, the others along d_model.
-    "fsdp-ff": {"rules": ["batch -> data"], "parameters": ["d_ff, d_model -> data"]},
-    "tensor-step": {
-        "rules": ["batch -> data", *_TENSOR],
-        "parameters": ["d_model -> data"],
-        "gradients": ["d_model -> data"],
-        "gather": "step",
-    },
-    "context-tensor": {
-        "rules": ["batch -> data", *_TENSOR, *_CONTEXT],
-        "parameters": ["d_model -> data, context"],
-    },
-    "context-hybrid": {
-        "rules": ["batch -> replica, data", *_CONTEXT],
-        "parameters": ["d_model -> data, context"],
-    },
-    "stages-fsdp": {
-        "rules": [_stages(4), "batch -> data, stage"],
-        "parameters": ["d_model -> data"],
-        "gather": "step",
-    },
-    "stages-tensor": {"rules": [_stages(4), "batch -> data, stage", *_TENSOR]},
-    "stages-sequence": {"rules": _STAGES_SEQUENCE},
-    "stages-sequence-fsdp": {
-        "rules": _STAGES_SEQUENCE,
-        "parameters": ["d_model -> data"],
-        "gather": "step",
-    },
-    "rounds2-sequence": {"rules": [_stages(8, 2), *_STAGES_SEQUENCE[1:]]},
-    "rounds4-sequence": {"rules": [_stages(8, 4), *_STAGES_SEQUENCE[1:]]},
-    "conv-channels": {"rules": ["batch -> data", "channels? -> model"]},
-    "conv-zero1": {"rules": ["batch -> data"], "optimizer": ["channels? -> data"]},
-    "conv-fsdp": {"rules": ["batch -> data"], "parameters": ["channels? -> data"]},
-    "conv-rows": {"rules": ["batch -> data", "height? -> rows"]},
-    "conv-rows-fsdp": {
-        "rules": ["batch -> data", "height? -> rows"],
-        "parameters": ["channels? -> data"],
-    },
-    "conv-spatial-zero1": {
-        "rules": ["batch -> data", "height? -> rows", "width? -> cols"],
-        "optimizer": ["channels? -> data"],
-    },
-}
-
-
-def _layout(name: str, sizes: Mapping[str, int]) -> Layout:
-    if name not in _OWN:
-        return Layout.load(name)
-    return Layout.from_dict({"mesh": dict(sizes), "layout": _OWN[name]}, name=name)
-
-
-# On 64 chips, beside those of `_ON_64`: of further families, and with further policies.
-_FAMILIES_ON_64 = (
-    "fsdp-ff data=64 none",
-    "fsdp-ff data=64 full",
-    "tensor-step data=16,model=4 none",
-    "context-tensor data=16,context=2,model=2 none",
-    "context-hybrid replica=2,data=16,context=2 none",
-    "context data=16,context=4 none",
-    "context-ring data=16,context=4 none",
-    "fsdp-tensor data=8,model=8 full",
-    "hybrid-tensor replica=2,data=8,model=4 none",
-    "stages-fsdp stage=2,data=16,model=2 full",
-    "stages-tensor stage=4,data=4,model=4 full",
-    "stages-sequence stage=2,data=8,model=4 none",
-)
-# Beside those of `_ON_64` with long sequences. Without rematerialisation the memory is just enough,
-# or just too little.
-_LONG_ON_64 = (
-    "fsdp data=64 none",
-    "fsdp-sequence data=16,model=4 none",
-    "hybrid-fsdp replica=4,data=16 hidden",
-    "fsdp-ff data=64 full",
-    "context-tensor data=16,context=2,model=2 full",
-    "context-ring data=16,context=4 full",
-    "fsdp-tensor data=32,model=2 hidden",
-    "stages-sequence stage=4,data=4,model=4 full",
-    "stages-sequence-fsdp stage=4,data=4,model=4 full",
-    "stages-sequence stage=8,data=2,model=4 full",
-    "rounds2-sequence stage=4,data=4,model=4 full",
-    "rounds4-sequence stage=4,data=4,model=4 full",
-    "rounds2-sequence stage=8,data=2,model=4 full",
-    "rounds4-sequence stage=8,data=2,model=4 full",
-)
-
-
-def _crossed(layouts: Sequence[str], remats: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{layout} {remat}" for layout in layouts for remat in remats)
-
-
-_ON_64 = (
-    "fsdp data=64",
-    "hybrid-fsdp replica=4,data=16",
-    "fsdp-sequence data=32,model=2",
-    "fsdp-sequence data=16,model=4",
-    "fsdp-sequence data=8,model=8",
-    "fsdp-tensor data=32,model=2",
-    "fsdp-tensor data=16,model=4",
-    "zero1-sequence data=16,model=4",
-    "zero1-tensor data=8,model=8",
-    "data-sequence data=8,model=8",
-    "hybrid-sequence replica=4,data=4,model=4",
-    "hybrid-tensor replica=2,data=16,model=2",
-    "context data=32,context=2",
-    "ulysses data=32,context=2",
-    "ulysses data=16,context=4",
-    "fsdp-once data=64",
-)
-_MORE_ON_64 = (
-    "fsdp data=64 hidden",
-    "fsdp data=64 qkv",
-    "hybrid-fsdp replica=16,data=4 full",
-    "fsdp-sequence data=16,model=4 hidden",
-    "fsdp-tensor data=16,model=4 hidden",
-    "context data=16,context=4 full",
-    "zero2-sequence data=16,model=4 full",
-    "hybrid-zero1 replica=4,data=16 full",
-)
-_EXPERTS_ON_64 = (
-    "fsdp data=64",
-    "hybrid-fsdp replica=4,data=16",
-    "fsdp-tensor data=16,model=4",
-    "fsdp-sequence data=16,model=4",
-    "experts data=32,expert=2",
-    "experts data=16,expert=4",
-    "experts data=8,expert=8",
-    "experts data=4,expert=16",
-    "experts-fsdp data=16,expert=4",
-    "experts-fsdp data=8,expert=8",
-    "experts-fsdp data=4,expert=16",
-    "experts-data data=64",
-    "experts-tensor data=8,expert=4,model=2",
-)
-_MORE_EXPERTS_ON_64 = (
-    "fsdp data=64 hidden",
-    "experts-fsdp data=8,expert=8 hidden",
-    "experts-fsdp data=32,expert=2 none",
-    "experts-tensor data=4,expert=8,model=2 none",
-)
-_ON_16 = (
-    "data data=16",
-    "zero1 data=16",
-    "zero2 data=16",
-    "fsdp data=16",
-    "hybrid-fsdp replica=4,data=4",
-    "data-tensor data=8,model=2",
-    "data-tensor data=4,model=4",
-    "zero1-tensor data=8,model=2",
-    "fsdp-tensor data=4,model=4",
-    "data-sequence data=8,model=2",
-    "data-sequence data=4,model=4",
-    "zero1-sequence data=8,model=2",
-    "fsdp-sequence data=4,model=4",
-    "ulysses data=8,context=2",
-    "context data=8,context=2",
-)
-_SMALL = {
-    "precision.compute": "bfloat16",
-    "model.family": "transformer",
-    "model.style": "llama",
-    "model.layers": 4,
-    "model.d_model": 2048,
-    "model.heads": 16,
-    "model.kv_heads": 8,
-    "model.d_ff": 8192,
-    "model.vocab": 32000,
-    "model.length": 2048,
-    "batch": 64,
-}
-_UNET = {
-    "precision.compute": "bfloat16",
-    "model.family": "unet",
-    "model.channels": 128,
-    "model.levels": 3,
-    "model.height": 256,
-    "model.width": 256,
-    "model.colors": 3,
-    "model.outputs": 3,
-    "batch": 64,
-}
-WORKLOADS = {
-    "8b 8k": Workload(
-        "v5p:4x4x4",
-        {"batch": 64, "model.length": 8192},
-        _crossed(_ON_64, ("full",)) + _MORE_ON_64 + _LONG_ON_64,
-        "llama3-8b",
-    ),
-    "8b 2k": Workload(
-        "v5p:4x4x4",
-        {"batch": 64, "model.length": 2048},
-        _crossed(_ON_64, ("none",)) + _MORE_ON_64 + _FAMILIES_ON_64,
-        "llama3-8b",
-    ),
-    "small": Workload(
-        "v5p:4x4x4",
-        _SMALL,
-        (*_crossed(_ON_64[:-1], ("none", "full")), "zero1 data=64 none", *_FAMILIES_ON_64),
-    ),
-    "unet": Workload(
-        "v6e:4x4",
-        _UNET,
-        _crossed(
-            (
-                "data data=16",
-                "conv-zero1 data=16",
-                "conv-fsdp data=16",
-                "conv-rows data=8,rows=2",
-                "conv-rows data=4,rows=4",
-                "conv-rows data=2,rows=8",
-                "conv-rows-fsdp data=8,rows=2",
-                "spatial data=4,rows=2,cols=2",
-                "spatial data=1,rows=4,cols=4",
-                "conv-spatial-zero1 data=4,rows=2,cols=2",
-                "conv-channels data=8,model=2",
-                "conv-channels data=4,model=4",
-            ),
-            ("none", "full"),
-        ),
-    ),
-    "experts": Workload(
-        "v5p:4x4x4",
-        {"batch": 64, "model.length": 4096, "model.capacity": 1.25},
-        _crossed(_EXPERTS_ON_64, ("none", "full")) + _MORE_EXPERTS_ON_64,
-        "olmoe-1b-7b",
-    ),
-    "gpt2 v5e": Workload(
-        "v5e:4x4",
-        {"batch": 64, "model.length": 1024},
-        _crossed(_ON_16, ("full", "hidden")),
-        "gpt2-355m",
-    ),
-    "small v6e": Workload(
-        "v6e:4x4", _SMALL | {"batch": 32}, _crossed(_ON_16[:-1], ("none", "full"))
-    ),
-}
+# What the compiler said, by workload and way: of the workloads below, and of those of a seed.
+SAID = Path(__file__).with_suffix(".json")
+SAID_OF_SEEDS = Path(__file__).parents[1] / "build" / "estimate_order_of_seeds.json"
 
 
 @dataclass(frozen=True)
@@ -409,16 +111,23 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
     return np.argsort(np.argsort(np.array(values)))
 
 
-def find(name: str, way: str, keep: Path | None, compiled_only: bool = False) -> Found | None:
+def find(
+    name: str, workload: Workload, way: str, said_in: Path, keep: Path | None, compiled_only: bool
+) -> Found | None:
     """Estimate and compile one way of a workload; None where it is not compiled and shall not be.
+
+    Args:
+      said_in: the file with what the compiler said.
+      keep: a folder for compiled programs.
 
     Raises:
       MeshDSLError: the layout or mesh does not suit the model or the target.
     """
-    said = json.loads(SAID.read_text()).get(name, {}).get(way) if SAID.exists() else None
+    everything = json.loads(said_in.read_text()) if said_in.exists() else {}
+    said = everything.get(name, {}).get(way)
     if said is None and compiled_only:
         return None
-    analysis = WORKLOADS[name].analysis(way)
+    analysis = workload.analysis(way)
     start = time.perf_counter()
     explanation = analysis.explain()
     seconds = time.perf_counter() - start
@@ -426,9 +135,9 @@ def find(name: str, way: str, keep: Path | None, compiled_only: bool = False) ->
     assert estimated is not None
     if said is None:
         said = _compile(analysis, keep and keep / f"order-{name} {way}".replace(" ", "-"))
-        everything = json.loads(SAID.read_text()) if SAID.exists() else {}
         everything.setdefault(name, {})[way] = said
-        SAID.write_text(json.dumps(everything, indent=1) + "\n")
+        said_in.parent.mkdir(parents=True, exist_ok=True)
+        said_in.write_text(json.dumps(everything, indent=1) + "\n")
     return Found(
         way=way,
         estimated=estimated.step,
@@ -471,6 +180,17 @@ _HEAD = (
     "peak GiB, explain",
     "compiler",
 )
+_SUMMARY = (
+    "workload",
+    "target",
+    "layouts",
+    "with a time",
+    "error of 9 steps in 10",
+    "of 9 peaks in 10",
+    "Spearman",
+    "regret",
+    "refused",
+)
 
 
 def row(f: Found) -> list[str]:
@@ -487,16 +207,25 @@ def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{1000 * seconds:.1f}"
 
 
-def _all(name: str, keep: Path | None, compiled_only: bool) -> Iterator[Found]:
-    for way in WORKLOADS[name].ways:
+def _all(
+    name: str, workload: Workload, said_in: Path, keep: Path | None, compiled_only: bool
+) -> Iterator[Found]:
+    for way in workload.ways:
         try:
-            found = find(name, way, keep, compiled_only)
+            found = find(name, workload, way, said_in, keep, compiled_only)
         except MeshDSLError as error:
             print(f"{name}, {way}: {error}", file=sys.stderr)
             continue
         if found is not None:
             print(name, "|", "; ".join(row(found)), file=sys.stderr, flush=True)
             yield found
+
+
+def _errors(found: Sequence[Found]) -> list[str]:
+    """The 90th percentile of the errors of steps and of peaks, without their signs."""
+    steps = [abs(f.estimated / f.replayed - 1) for f in found if f.replayed]
+    peaks = [abs(f.peak / f.needed - 1) for f in found if f.needed]
+    return [f"{np.percentile(errors, 90):.1%}" if errors else "-" for errors in (steps, peaks)]
 
 
 def main() -> None:
@@ -511,27 +240,34 @@ def main() -> None:
         metavar="WORKLOAD",
         help=f"some of: {'; '.join(WORKLOADS)}",
     )
+    parser.add_argument("--random", type=int, metavar="N", help="so many drawn workloads instead")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="what draws them")
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="where compiled programs are kept"
     )
     parser.add_argument("--compiled", action="store_true", help="only what was compiled before")
     given = parser.parse_args()
     compile_only()
-    summary = [["workload", "target", "layouts", "with a time", "Spearman", "regret", "refused"]]
+    if given.random:
+        workloads, said_in = draw(given.seed, given.random), SAID_OF_SEEDS
+    else:
+        workloads, said_in = {name: WORKLOADS[name] for name in given.workloads}, SAID
+    summary = [list(_SUMMARY)]
     tables = {}
-    for name in given.workloads:
-        found = list(_all(name, given.keep, given.compiled))
+    for name, workload in workloads.items():
+        found = list(_all(name, workload, said_in, given.keep, given.compiled))
         if not found:
             continue
         order = Order(found)
         by_compiler = sorted(found, key=lambda f: f.replayed or float("inf"))
-        tables[name] = [list(_HEAD), *map(row, by_compiler)]
+        tables[f"{name}: {workload.words}"] = [list(_HEAD), *map(row, by_compiler)]
         summary.append(
             [
                 name,
-                WORKLOADS[name].target,
+                workload.target,
                 str(len(found)),
                 str(len(order.timed)),
+                *_errors(found),
                 f"{order.spearman:.2f}",
                 f"{order.regret:.1%}",
                 ", ".join(order.wrongly_fit) or "none",

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.estimate_order import SAID, WORKLOADS, Order, find
+from benchmarks.estimate_order import SAID, Order, find
+from benchmarks.workloads import WORKLOADS
 
 pytestmark = pytest.mark.slow
 COMPILED = json.loads(SAID.read_text())
@@ -15,7 +16,8 @@ ENOUGH = 24
 @pytest.mark.parametrize("name", ["8b 8k", "gpt2 v5e", "experts"])
 def test_the_order_is_that_of_the_compiler(name):
     ways = [way for way in WORKLOADS[name].ways if way in COMPILED[name]]
-    found = [find(name, way, None, compiled_only=True) for way in ways]
+    workload = WORKLOADS[name]
+    found = [find(name, workload, way, SAID, None, compiled_only=True) for way in ways]
     order = Order([each for each in found if each is not None])
     assert len(order.found) >= ENOUGH
     assert order.spearman >= 0.9 and order.regret <= 0.05 and not order.wrongly_fit
