@@ -3,7 +3,7 @@
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const view = document.documentElement.dataset.view; // page, program or tensor
+const view = document.documentElement.dataset.view; // page, program, tensor or ledger
 // The mesh, {axis: size}; the order of the axes gives their colours.
 const mesh = new Map(data.axes ? data.axes.map((axis) => [axis.name, axis.size]) : data.mesh);
 const PHASES = ["forward", "recompute", "backward", "gradient", "optimizer"];
@@ -1379,6 +1379,82 @@ function programView(e) {
     repeated && folded("Repeated work", repeated)];
 }
 
+// -- A ledger: measured time beside the estimate -------------------------------------------------
+
+// What was not foreseen, by its kind; the first thing that a ledger shows.
+const UNFORESEEN = {
+  surprise: "Collectives that no op of the record asked for",
+  unknown: "Code that is no op",
+  compiler: "Added by the compiler",
+  changed: "Collectives that the compiler changed",
+  absent: "Recorded, and not run",
+  estimate: "Far from the estimate",
+};
+
+// The cells of measured time, and of the estimate where there is one.
+function ledgerFigures(e, one, took) {
+  const estimated = e.estimate !== null && [
+    one.estimate === null ? figure("", -1) : figure(time(one.estimate), one.estimate),
+    one.estimate ? figure(digits(took / one.estimate, 2), took / one.estimate) : figure("", -1),
+  ];
+  const slowest = one.slowest !== undefined && figure(time(one.slowest), one.slowest);
+  return [figure(time(one.seconds), one.seconds), slowest, figure(time(one.waiting), one.waiting),
+    estimated].flat().filter(Boolean);
+}
+
+// The headings of these cells.
+function ledgerColumns(e, slowest) {
+  return ["time", slowest && "slowest", "waits", ...(e.estimate !== null ? ["estimate", "ratio"] : [])]
+    .filter(Boolean).map((name) => [name, "figure"]);
+}
+
+function ledgerEntries(e) {
+  const columns = [["op"], ["what"], ["phase"], ["rule"], ["line"], ...ledgerColumns(e, true)];
+  const rows = e.entries.map((one) => [tag("code", one.op || "no op"), one.what, one.phase,
+    tag("td.wide", ruleWords(one.rule), one.how && tag("span.rule", one.how)),
+    tag("span.source", one.source),
+    ...ledgerFigures(e, one, one.kind === "collective" ? one.running : one.seconds)]);
+  return scroll("time by op", sortable(table(columns, rows), "time"));
+}
+
+function ledgerTotals(e, name, totals) {
+  const columns = [[name], ...ledgerColumns(e, false)];
+  const rows = totals.map((one) =>
+    [ruleWords(one.name), ...ledgerFigures(e, one, one.estimated)]);
+  return scroll(`time by ${name}`, sortable(table(columns, rows), "time"));
+}
+
+function ledgerUnforeseen(e) {
+  const kinds = [...groups(e.unforeseen, (one) => one.kind)];
+  if (!kinds.length) return tag("p.said", "The record foresaw everything that ran.");
+  return kinds.map(([kind, found]) => tag("details.more", { open: kind === kinds[0][0] },
+    tag("summary", UNFORESEEN[kind], ` (${commas(found.length)})`),
+    tag("ul.notes", found.map((one) =>
+      tag("li", one.seconds > 0 && tag("b", time(one.seconds), " "), one.text)))));
+}
+
+function ledgerView(e) {
+  document.title = [e.title, "ledger"].join(": ");
+  const mean = (numbers) => sum(numbers) / (numbers.length || 1);
+  const range = `${time(Math.min(...e.busy))} to ${time(Math.max(...e.busy))}`;
+  const estimate = e.estimate === null ? ["estimate", "none", "the devices have no figures"]
+    : ["estimate", time(e.estimate), `by the figures of ${e.target}`];
+  const shown = [["a call", time(e.seconds), `the median of ${e.calls}`],
+    ["busy", time(mean(e.busy)), range],
+    ["waits", time(e.waiting), "for others in collectives"],
+    ["attributed", percent(Math.floor(e.attributed * 1000) / 1000),
+      `${percent(Math.floor(e.attributed_computing * 1000) / 1000)} of what is no collective`],
+    estimate];
+  return [tag("h1", e.title), tag("p.subject", e.layout, " ", e.mesh.map(([name, n]) =>
+      tag("span.nowrap", chip(name), ` ${commas(n)} `))),
+    tag("h2", "Not foreseen"), ledgerUnforeseen(e),
+    tag("dl.figures", shown.map((one) =>
+      tag("div", tag("dt", one[0]), tag("dd", tag("b", one[1]), tag("span", one[2]))))),
+    tag("h2", "By op"), ledgerEntries(e),
+    e.by_rule.length > 0 && [tag("h2", "By rule"), ledgerTotals(e, "rule", e.by_rule)],
+    tag("h2", "By line of the model"), ledgerTotals(e, "line", e.by_line)];
+}
+
 // What the sections of the page show, by their ids; those that show nothing are left out.
 const SECTIONS = {
   mesh: (e) => [setClass(scroll("the mesh", meshPicture()), "mesh-picture"), axisCards(e)],
@@ -1423,7 +1499,8 @@ workLinksAndKeys();
 if (view === "page") pageView(data);
 else {
   document.body.classList.add("fragment");
-  const shown = view === "tensor" ? tensorView(data) : programView(data);
+  const views = { tensor: tensorView, program: programView, ledger: ledgerView };
+  const shown = views[view](data);
   document.body.append(...[shown].flat(Infinity).filter(Boolean));
   fitFrame();
 }
