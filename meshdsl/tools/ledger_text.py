@@ -118,14 +118,15 @@ def _lines(r: LedgerReport) -> list[str]:
 
 
 def _total_rows(r: LedgerReport, totals: Sequence[Total], name: str) -> list[str]:
-    rows = [("ms", "waits", *(("estimated", "ratio") if r.estimate is not None else ()), name)]
+    heading = ["ms", "waits", *(["estimated", "ratio"] if r.estimate is not None else []), name]
+    rows = [heading]
     for one in totals[:_SHOWN]:
         cells = [_milliseconds(one.seconds), _milliseconds(one.waiting)]
         if r.estimate is not None:
             cells.append("" if one.estimate is None else _milliseconds(one.estimate))
             cells.append(f"{one.estimated / one.estimate:.2f}" if one.estimate else "")
-        rows.append((*cells, rule_words(one.name, r.layout)))
-    return [*columns(rows, right=range(len(rows[0]) - 1)), *_rest(totals)]
+        rows.append([*cells, rule_words(one.name, r.layout)])
+    return [*columns(rows, right=range(len(heading) - 1)), *_rest(totals)]
 
 
 def _rest(rows: Sequence[LedgerEntry] | Sequence[Total]) -> list[str]:

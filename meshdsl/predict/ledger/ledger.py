@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from meshdsl.errors import MeshDSLError
 from meshdsl.figures import time_words
 from meshdsl.machine.timeline import Ran
 from meshdsl.predict.compiler.collectives import collectives_of
@@ -38,21 +39,24 @@ _MATTERS = 0.01  # of the time of a device: the least difference that is told
 
 
 def from_trace(
-    what: str, folder: Path, text: str, program: Program, explanation: Explanation
+    what: str, folder: Path, text: str | None, program: Program, explanation: Explanation
 ) -> LedgerReport:
     """The ledger of the calls of a program that a trace has.
 
     Args:
       what: who asks, for errors.
       folder: that the trace was written into.
-      text: of the compiled program, `compiled.as_text()`.
+      text: of the compiled program, `compiled.as_text()`; None where it has none.
       program: the record.
       explanation: the estimate.
 
     Raises:
-      MeshDSLError: there is no trace, or it has no whole call of the program.
+      MeshDSLError: there is no trace, or it has no whole call of the program; or the program has
+        no text.
     """
-    module = Module(text)
+    module = Module(text or "")
+    if not module.entry:
+        raise MeshDSLError(f"{what}: the compiled program has no text, so its ops are not known")
     calls = [measured(call, module) for call in read_calls(what, folder, module)]
     return make_ledger(program, module, calls, explanation)
 
@@ -74,7 +78,8 @@ def make_ledger(
     moved = {n for n in times.names if _parts(program, module, n, times)}
     rest = _everything_else(program, module, times, explanation, moved)
     entries = tuple(sorted((*moving, *rest), key=lambda entry: -entry.seconds))
-    busy = tuple(sum(times.own(name)[n] for name in times.names) for n in range(len(devices)))
+    busy = [[_busy(call, device) for call in calls] for device in devices]
+    idle = [[c.seconds - b for c, b in zip(calls, each, strict=True)] for each in busy]
     report = LedgerReport(
         title=explanation.title,
         layout=explanation.layout,
@@ -83,11 +88,17 @@ def make_ledger(
         devices=tuple(devices),
         calls=len(calls),
         seconds=statistics.median(call.seconds for call in calls),
-        busy=busy,
+        busy=tuple(map(statistics.median, busy)),
+        idle=tuple(map(statistics.median, idle)),
         entries=entries,
         estimate=explanation.time.step if explanation.time else None,
     )
     return replace(report, unforeseen=tuple(_unforeseen(report, absent)))
+
+
+def _busy(call: Measured, device: str) -> float:
+    """The seconds in which a device runs any instruction in one call."""
+    return math.fsum(took.own for took in call.took[device].values()) * 1e-9
 
 
 class _Times:
@@ -310,7 +321,7 @@ _KINDS: dict[str, Callable[[LedgerEntry], bool]] = {
 
 def _line(entry: LedgerEntry) -> str:
     """An entry in one line."""
-    of = f"{entry.op} ({entry.source})" if entry.op else "no recorded op"
+    of = f"{entry.op} {f'({entry.source})' if entry.source else ''}".strip() or "no recorded op"
     near = "of" if entry.kind in ("op", "collective") or not entry.op else "for"
     phase = f", {entry.phase}" if entry.phase else ""
     how = f": {entry.how}" if entry.how else ""

@@ -113,7 +113,9 @@ class LedgerReport:
       devices: names of those that were measured.
       calls: how many were traced.
       seconds: of a call, from the first device's beginning to the last one's end; the median.
-      busy: for each device the seconds in which it ran any instruction.
+      busy, idle: for each device the seconds of a call in which it ran any instruction, and the
+        rest; the medians. Those of single instructions are medians too, so they add up to about
+        `busy`.
       entries: most time first.
       unforeseen: what the record did not foresee, first of all.
       estimate: seconds of a call; None without figures.
@@ -127,6 +129,7 @@ class LedgerReport:
     calls: int
     seconds: float
     busy: tuple[float, ...]
+    idle: tuple[float, ...]
     entries: tuple[LedgerEntry, ...]
     unforeseen: tuple[Unforeseen, ...] = ()
     estimate: float | None = None
@@ -141,11 +144,6 @@ class LedgerReport:
         """The same share of what is no collective, which may be mostly waiting."""
         computing = [entry for entry in self.entries if entry.kind != "collective"]
         return _share(computing, lambda entry: entry.attributed)
-
-    @property
-    def idle(self) -> tuple[float, ...]:
-        """For each device the seconds of a call in which it ran no instruction."""
-        return tuple(max(self.seconds - busy, 0.0) for busy in self.busy)
 
     @property
     def waiting(self) -> float:
@@ -170,7 +168,6 @@ class LedgerReport:
             ],
             "attributed": self.attributed,
             "attributed_computing": self.attributed_computing,
-            "idle": self.idle,
             "waiting": self.waiting,
             "by_rule": [asdict(one) for one in self.by_rule()],
             "by_line": [asdict(one) for one in self.by_line()],

@@ -1404,47 +1404,51 @@ function ledgerFigures(e, one, took) {
 
 // The headings of these cells.
 function ledgerColumns(e, slowest) {
-  return ["time", slowest && "slowest", "waits", ...(e.estimate !== null ? ["estimate", "ratio"] : [])]
-    .filter(Boolean).map((name) => [name, "figure"]);
+  const names = ["time", slowest && "slowest", "waits"];
+  if (e.estimate !== null) names.push("estimate", "ratio");
+  return names.filter(Boolean).map((name) => [name, "figure"]);
 }
 
 function ledgerEntries(e) {
-  const columns = [["op"], ["what"], ["phase"], ["rule"], ["line"], ...ledgerColumns(e, true)];
-  const rows = e.entries.map((one) => [tag("code", one.op || "no op"), one.what, one.phase,
-    tag("td.wide", ruleWords(one.rule), one.how && tag("span.rule", one.how)),
-    tag("span.source", one.source),
-    ...ledgerFigures(e, one, one.kind === "collective" ? one.running : one.seconds)]);
+  const columns = [...ledgerColumns(e, true), ["what"], ["op"], ["phase"], ["line"], ["rule"]];
+  const rows = e.entries.map((one) => [
+    ...ledgerFigures(e, one, one.kind === "collective" ? one.running : one.seconds),
+    one.what, tag("code", one.op), one.phase, tag("span.source", one.source),
+    tag("td.wide", ruleWords(one.rule), one.how && tag("span.rule", one.how))]);
   return scroll("time by op", sortable(table(columns, rows), "time"));
 }
 
 function ledgerTotals(e, name, totals) {
-  const columns = [[name], ...ledgerColumns(e, false)];
+  const columns = [...ledgerColumns(e, false), [name]];
   const rows = totals.map((one) =>
-    [ruleWords(one.name), ...ledgerFigures(e, one, one.estimated)]);
+    [...ledgerFigures(e, one, one.estimated), tag("td.wide", ruleWords(one.name))]);
   return scroll(`time by ${name}`, sortable(table(columns, rows), "time"));
 }
+
+const FEW = 8; // of one kind of what was not foreseen, before a reader asks for more
 
 function ledgerUnforeseen(e) {
   const kinds = [...groups(e.unforeseen, (one) => one.kind)];
   if (!kinds.length) return tag("p.said", "The record foresaw everything that ran.");
+  const item = (one) => tag("li", one.seconds > 0 && tag("b", time(one.seconds), " "), one.text);
+  const list = (found) => tag("ul.notes", found.map(item));
   return kinds.map(([kind, found]) => tag("details.more", { open: kind === kinds[0][0] },
-    tag("summary", UNFORESEEN[kind], ` (${commas(found.length)})`),
-    tag("ul.notes", found.map((one) =>
-      tag("li", one.seconds > 0 && tag("b", time(one.seconds), " "), one.text)))));
+    tag("summary", UNFORESEEN[kind], ` (${commas(found.length)})`), list(found.slice(0, FEW)),
+    found.length > FEW && folded("all others", list(found.slice(FEW)))));
 }
 
+// The whole of it; shares are rounded down, so that 100% is the whole.
 function ledgerView(e) {
   document.title = [e.title, "ledger"].join(": ");
   const mean = (numbers) => sum(numbers) / (numbers.length || 1);
   const range = `${time(Math.min(...e.busy))} to ${time(Math.max(...e.busy))}`;
-  const estimate = e.estimate === null ? ["estimate", "none", "the devices have no figures"]
-    : ["estimate", time(e.estimate), `by the figures of ${e.target}`];
-  const shown = [["a call", time(e.seconds), `the median of ${e.calls}`],
-    ["busy", time(mean(e.busy)), range],
-    ["waits", time(e.waiting), "for others in collectives"],
-    ["attributed", percent(Math.floor(e.attributed * 1000) / 1000),
-      `${percent(Math.floor(e.attributed_computing * 1000) / 1000)} of what is no collective`],
-    estimate];
+  const down = (part) => percent(Math.floor(part * 1000) / 1000);
+  const estimate = e.estimate === null ? "no figures for an estimate"
+    : `estimated ${time(e.estimate)} for ${e.target}`;
+  const shown = [["a call", time(e.seconds), `the median of ${e.calls}; ${estimate}`],
+    ["busy", time(mean(e.busy)), `${range} on ${plural(e.devices.length, "device")}`],
+    ["waits", time(e.waiting), "for other devices in collectives"],
+    ["attributed", down(e.attributed), `${down(e.attributed_computing)} of what is no collective`]];
   return [tag("h1", e.title), tag("p.subject", e.layout, " ", e.mesh.map(([name, n]) =>
       tag("span.nowrap", chip(name), ` ${commas(n)} `))),
     tag("h2", "Not foreseen"), ledgerUnforeseen(e),

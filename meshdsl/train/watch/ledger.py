@@ -41,7 +41,7 @@ class Ledger:
 
     program: Program
     explanation: Explanation
-    text: Callable[[], str]
+    text: Callable[[], str | None]
 
 
 def check_ledger(log: Log) -> None:
