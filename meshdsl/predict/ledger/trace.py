@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,8 +123,8 @@ def calls_in(what: str, planes: Iterable[Any], module: Module) -> list[Call]:
     for plane in planes:
         for one in _of_plane(plane, module):
             found[one.device].append(one)
-    each = [_by_call(events, module) for events in found.values()]
-    whole = _whole_calls(each, list(found), module)
+    calls = {device: _by_call(events, module) for device, events in found.items()}
+    whole = _whole_calls(calls, module)
     if not whole:
         raise MeshDSLError(
             f"{what}: the trace is empty: it has no whole call of the program `{module.name}`; "
@@ -161,7 +161,7 @@ def _of_plane(plane: Any, module: Module) -> Iterator[_Found]:
             yield _Found(device, stats.get("run_id"), times)
 
 
-def _by_call(found: list[_Found], module: Module) -> list[list[Event]]:
+def _by_call(found: list[_Found], module: Module) -> dict[int, list[Event]]:
     """The events of one device, call by call."""
     found.sort(key=lambda one: one.event.start)
     calls: dict[int, list[Event]] = {}
@@ -169,7 +169,7 @@ def _by_call(found: list[_Found], module: Module) -> list[list[Event]]:
         for one in found:
             assert one.call is not None
             calls.setdefault(one.call, []).append(one.event)
-        return list(calls.values())
+        return calls
     names = {one.event.instruction for one in found}
     first = next((i.name for i in module.computations[module.entry] if i.name in names), None)
     number = 0
@@ -177,28 +177,22 @@ def _by_call(found: list[_Found], module: Module) -> list[list[Event]]:
         number += one.event.instruction == first
         calls.setdefault(number, []).append(one.event)
     calls.pop(0, None)  # the end of a call that began before the trace
-    return list(calls.values())
+    return calls
 
 
-def _whole_calls(
-    each: Collection[list[list[Event]]], devices: list[str], module: Module
-) -> list[Call]:
-    """The calls that all devices have whole.
+def _whole_calls(found: Mapping[str, dict[int, list[Event]]], module: Module) -> list[Call]:
+    """The calls that all devices have whole, of those that each of them has.
 
     A call is whole that has all instructions of the entry computation which most have on the
     device; the trace may begin or end in the middle of one. How often loops turn may depend on
     data.
     """
-    if not each or len({len(calls) for calls in each}) > 1:
-        return []
     in_entry = {i.name for i in module.computations[module.entry]}
-
-    def once(events: list[Event]) -> int:
-        return sum(event.instruction in in_entry for event in events)
-
-    usual = [Counter(map(once, calls)).most_common(1)[0][0] for calls in each]
-    whole = []
-    for parts in zip(*each, strict=True):
-        if all(once(part) >= count for part, count in zip(parts, usual, strict=True)):
-            whole.append(dict(zip(devices, parts, strict=True)))
-    return whole
+    whole: dict[str, list[int]] = {}
+    for device, calls in found.items():
+        once = {n: sum(e.instruction in in_entry for e in calls[n]) for n in calls}
+        usual = Counter(once.values()).most_common(1)[0][0] if once else 0
+        whole[device] = [n for n, count in once.items() if count >= usual]
+    everywhere = set.intersection(*map(set, whole.values())) if whole else set()
+    order = [n for n in next(iter(whole.values()), []) if n in everywhere]
+    return [{device: found[device][n] for device in found} for n in order]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,24 +127,27 @@ class MeasuredSteps:
         self.steps = range(done + 2, min(done + 2 + _STEPS, steps + 1))
         self._ledger, self._folder, self._console, self._wait = ledger, folder, console, wait
         self._trace: tempfile.TemporaryDirectory | None = None
+        self._ended = False
 
     def begin(self, step: int) -> None:
         """Call this when `step` is about to be started."""
-        if step == self.steps[0]:
+        if self._trace is not None:
+            if step not in self.steps:
+                self.close()
+        elif step == self.steps[0] and not self._ended:
             self._wait()
             self._trace = tempfile.TemporaryDirectory()
             try:
                 start_trace(_ASKED, Path(self._trace.name))
             except MeshDSLError as error:
                 self._give_up(error)
-        elif step not in self.steps:
-            self.close()
 
     def close(self) -> None:
         """End the trace, if one was begun, and write the ledger."""
         if self._trace is None:
             return
-        self._wait()
+        with suppress(RuntimeError):  # of a step that failed; who takes its metrics hears of it
+            self._wait()
         jax.profiler.stop_trace()
         one, folder = self._ledger, Path(self._trace.name)
         try:
@@ -151,10 +155,9 @@ class MeasuredSteps:
             write = imported("meshdsl.tools.ledger", "write_ledger")
             self._console.print(write(report, self._folder), markup=False, highlight=False)
             self._console.print(f"the ledger is in {self._folder}: ledger.txt, .json and .html")
-        except (MeshDSLError, OSError) as error:
+        except (MeshDSLError, OSError, RuntimeError) as error:
             self._give_up(error)
-        else:
-            self._clean_up()
+        self._clean_up()
 
     def _give_up(self, error: Exception) -> None:
         """Say why there is no ledger; the run goes on."""
@@ -162,6 +165,7 @@ class MeasuredSteps:
         self._clean_up()
 
     def _clean_up(self) -> None:
+        self._ended = True
         if self._trace is not None:
             self._trace.cleanup()
             self._trace = None

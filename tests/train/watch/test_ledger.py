@@ -1,13 +1,30 @@
 """`meshdsl train --ledger`: what it attributes, and what it refuses; see `test_loop` too."""
 
+import io
 import json
+from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
+from meshdsl.train.watch.ledger import Ledger, MeasuredSteps
 from meshdsl_cli import main
+from tests.predict.ledger.test_trace import TEXT
 from tests.train.common import SHORT, train
 
 SETTINGS = [*SHORT, "--layout", "fsdp"]
+
+
+def test_without_a_trace_the_run_says_so_and_goes_on(tmp_path):
+    ledger = Ledger(cast(Any, None), cast(Any, None), lambda: TEXT)
+    said, waited = io.StringIO(), []
+    console = Console(file=said, width=200)
+    steps = MeasuredSteps(ledger, 3, 6, tmp_path, console, lambda: waited.append(0))
+    for step in (4, 5, 6, 3, 4, 5):  # it is rolled back after step 6
+        steps.begin(step)
+    steps.close()
+    assert said.getvalue().count("no ledger: --ledger: the trace is empty") == 1
+    assert len(waited) == 2 and not list(tmp_path.iterdir())
 
 
 BAR = {
