@@ -132,3 +132,13 @@ def test_steps_a_target_and_a_profiler_are_needed(monkeypatch, tmp_path):
     monkeypatch.setattr(jax, "profiler", SimpleNamespace(**without))
     with pytest.raises(md.MeshDSLError, match=r"has no jax.profiler.ProfileData, with which"):
         md.ledger(f, w, x)
+
+
+@pytest.mark.slow
+def test_the_page_of_a_ledger_begins_with_what_nobody_asked_for(said):
+    text = said("ledger")
+    parts = ["Not foreseen", "no op of the record asked for (12)", "Far from the estimate (1)"]
+    parts += ["estimated 1 s for v5p:4x4x4", "By op", "By rule", "By line of the model"]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    assert "attributed78.0%100.0% of what is no collective" in text

@@ -181,7 +181,8 @@ def _share(entries: Sequence[LedgerEntry], wanted: Callable[[LedgerEntry], bool]
 
 
 def _no_line(entry: LedgerEntry) -> str:
-    return entry.op or {"compiler": "made by the compiler"}.get(entry.kind, entry.kind)
+    named = {"compiler": "made by the compiler", "optimizer": "optimizer"}
+    return entry.op or named.get(entry.kind, "no op")
 
 
 def _totals(entries: Iterable[LedgerEntry], key: Callable[[LedgerEntry], str]) -> tuple[Total, ...]:
