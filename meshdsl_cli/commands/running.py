@@ -52,7 +52,7 @@ TRAIN = Command(
             "--ledger",
             "measure a few steps, and put the time of each op, rule and line beside the estimate",
         ),
-        HARDWARE,
+        HARDWARE.but(help="figures of the devices, for the estimate of --ledger"),
         Flag(
             "--executable FILE",
             "the compiled step, from `meshdsl compile --save FILE`, instead of compiling it",

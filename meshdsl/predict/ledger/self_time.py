@@ -12,7 +12,7 @@ shared by several that compute at once:
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -89,9 +89,9 @@ def _self_times(events: Sequence[Event], module: Module) -> dict[str, Took]:
     moments = []
     for n, event in enumerate(events):
         took[owners[n]].running += event.end - event.start
-        took[owners[n]].count += owners[n] == event.instruction
         if event.end > event.start:
             moments += [(event.start, True, n), (event.end, False, n)]
+    _count(events, owners, took)
     active: tuple[dict[int, None], ...] = ({}, {}, {})  # by kind, the latest last
     before = 0.0
     for at, begins, n in sorted(moments, key=lambda moment: moment[:2]):
@@ -105,6 +105,19 @@ def _self_times(events: Sequence[Event], module: Module) -> dict[str, Took]:
         else:
             del active[kinds[n]][n]
     return dict(took)
+
+
+def _count(events: Sequence[Event], owners: Sequence[str], took: Mapping[str, Took]) -> None:
+    """Count how often each instruction ran.
+
+    An execution may have an event where it is started, one where it is under way and one where it
+    ends, or only some of these. So the least frequent name that there is counts.
+    """
+    names: dict[str, Counter[str]] = defaultdict(Counter)
+    for event, owner in zip(events, owners, strict=True):
+        names[owner][event.instruction] += 1
+    for owner, counted in names.items():
+        took[owner].count = min(counted.values())
 
 
 def _note_waiting(call: Call, took: Mapping[str, dict[str, Took]], module: Module) -> None:

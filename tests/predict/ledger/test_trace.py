@@ -102,6 +102,7 @@ def test_a_tpu_has_a_line_for_its_core_and_one_for_what_runs_meanwhile():
     def ops(start):
         return [
             event("%copy = f32[8]{0} copy(%arg)", start, start + 10),
+            event("%ag = (f32[8], f32[16]) all-gather-start(%y)", start + 11, start + 12),
             event("%mul = f32[8]{0} fusion(%y), kind=kLoop", start + 20, start + 40),
             event("%end = f32[16]{0} all-gather-done(%ag)", start + 40, start + 45),
         ]
@@ -114,9 +115,10 @@ def test_a_tpu_has_a_line_for_its_core_and_one_for_what_runs_meanwhile():
         Async_XLA_Ops=moved,
     )
     calls = calls_in("test", [chip], MODULE)
-    assert [len(call["TPU:0"]) for call in calls] == [4, 4]
+    assert [len(call["TPU:0"]) for call in calls] == [5, 5]
     took = measured(calls[0], MODULE).took["TPU:0"]
-    assert (took["mul"].own, took["ag"].own) == (20, 8 + 5), "computing hides the gather"
+    assert (took["mul"].own, took["ag"].own) == (20, 9 + 5), "computing hides the gather"
+    assert took["ag"].count == 1
 
 
 def test_a_gpu_has_a_line_for_each_stream():
