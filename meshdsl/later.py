@@ -19,6 +19,7 @@ LATER = {
     "explain": "meshdsl.tools.function",
     "JaxFamily": "meshdsl.plain_jax.family",
     "from_jax": "meshdsl.plain_jax.public",
+    "ledger": "meshdsl.tools.ledger",
     "search": "meshdsl.tools.search",
     "show": "meshdsl.tools.show",
 }

@@ -60,6 +60,9 @@ TARGET = Flag(
     "--target MACHINE",
     "a machine: v5p:4x4x4, v6e:16x16, h100:8, h100:8x4 (4 nodes of 8), ... (see docs/hardware.md)",
 )
+HARDWARE = Flag(
+    "--hardware FILE", "figures of other chips, or other figures (see docs/hardware.md)", Path
+)
 REQUIRED_TARGET = TARGET.but(
     missing="say for which machine, with --target, for example --target v5p:4x4x4"
 )
@@ -73,9 +76,7 @@ ANALYSIS = (
     ),
     Flag("--batch N", "rows in a step; by default one for each device, and 32 at least", count),
     Flag("--length N", "tokens of a sequence", count),
-    Flag(
-        "--hardware FILE", "figures of other chips, or other figures (see docs/hardware.md)", Path
-    ),
+    HARDWARE,
     Flag("--json", "print it for machines"),
 )
 # Of `explain` and `compile`, which look at one layout.

@@ -24,6 +24,7 @@ PAGES = {
     "search.md": ["value_and_gradients, on v5e:2x2", "the best layout", "batch -> data"],
     "compile.md": ["compiled for cpu:8", "no surprises"],
     "checkpoints.md": [],
+    "ledger.md": ["of device time is attributed", "by line of the model"],
     "experts.md": ["all_to_all"],
     "layouts.md": ["ppermute", "2 rounds; a stage waits for 1 of 33 ticks"],
 }

@@ -43,6 +43,8 @@ def train_model(arguments: argparse.Namespace) -> int:
     """
     startup = Startup(process_age())
     startup.done("import")
+    if arguments.hardware and not arguments.ledger:
+        raise MeshDSLError("--hardware: has figures for the ledger; say --ledger too")
     folder, goes_on = _run_folder(arguments)
     if arguments.resume == "yes" and (
         arguments.warm_start or any(text.startswith("warm_start=") for text in arguments.settings)
@@ -80,6 +82,8 @@ def train_model(arguments: argparse.Namespace) -> int:
             executable=arguments.executable,
             trust_executable=arguments.trust_executable,
             startup=startup,
+            ledger=arguments.ledger,
+            hardware=arguments.hardware,
         ).exit_code
 
 

@@ -59,6 +59,11 @@ class Lowered:
         self._scope: Scope | None = None
         self._jit = jax.jit(self._spmd, donate_argnums=self._donate)
 
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """The positions of the arguments whose memory is used for results."""
+        return self._donate
+
     def __repr__(self):
         mesh = ", ".join(f"{a}={n}" for a, n in self.mesh.shape.items()) or "of one device"
         return f"<`{self.name}`, lowered by {self.layout.name} for the mesh {mesh}>"

@@ -249,15 +249,22 @@ def mesh_on(target: Target, layout: Layout) -> dict[str, int]:
     return sizes
 
 
-def target_at_hand(devices: _Devices) -> Target:
+def target_at_hand(devices: _Devices, hardware: Path | None = None) -> Target:
     """The target that these devices of this machine are.
+
+    Args:
+      hardware: as in `find_target`.
 
     Raises:
       MeshDSLError: they are of a kind that the hardware table does not have, or no whole machine.
     """
     first, count = devices[0], len(devices)
     if first.platform == "cpu":
-        return find_target(f"cpu:{count}")
+        known = [chip for chip in chips(hardware).values() if chip.kind == "cpu"]
+        cpu = next((chip for chip in known if chip.timed), known[0])
+        nodes = 0 < cpu.node < count
+        size = f"{cpu.node}x{count // cpu.node}" if nodes else str(count)
+        return find_target(f"{cpu.name}:{size}", hardware=hardware)
     chip = chip_of(first)
     if chip is None:
         raise MeshDSLError(
@@ -266,7 +273,24 @@ def target_at_hand(devices: _Devices) -> Target:
     if chip.kind == "gpu":
         nodes = len({d.process_index for d in devices})
         whole = f"{chip.node}x{nodes}" if nodes > 1 else str(count)
-        return find_target(f"{chip.name}:{whole}")
+        return find_target(f"{chip.name}:{whole}", hardware=hardware)
     along = zip(*(d.coords for d in devices), strict=True)
     shape = [max(at) - min(at) + 1 for at in along][: chip.dims]
-    return find_target(f"{chip.name}:{'x'.join(map(str, shape))}")
+    return find_target(f"{chip.name}:{'x'.join(map(str, shape))}", hardware=hardware)
+
+
+def figures_at_hand(devices: _Devices, hardware: Path | None = None) -> Target | None:
+    """The target that these devices are; None where nobody has figures of such a machine.
+
+    Args:
+      hardware: as in `find_target`.
+
+    Raises:
+      MeshDSLError: the file with figures cannot be used.
+    """
+    chips(hardware)
+    try:
+        target = target_at_hand(devices, hardware)
+    except MeshDSLError:
+        return None
+    return target if target.timed else None

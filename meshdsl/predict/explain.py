@@ -99,9 +99,9 @@ def _advised(repeated: RepeatedView, program: Program) -> RepeatedView:
     return replace(repeated, advice=advice(op, idle, program))
 
 
-def _phase(collective: Collective, op: Op | None) -> str:
-    """`forward`, `recompute`, `backward`, `gradient` or `optimizer`."""
-    return _PHASES.get(op.name if op else "", collective.phase)
+def shown_phase(phase: str, op: Op | None) -> str:
+    """The phase of a collective of `op` as it is told: `phase`, or that for which the op stands."""
+    return _PHASES.get(op.name if op else "", phase)
 
 
 def _ops(
@@ -168,7 +168,7 @@ def _outside(
 
 
 def _move(c: Collective, op: Op | None, network: Network | None) -> MoveView:
-    phase = _phase(c, op)
+    phase = shown_phase(c.phase, op)
     return MoveView(
         operation=c.operation,
         axes=c.axes,

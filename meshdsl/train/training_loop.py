@@ -34,6 +34,7 @@ from meshdsl.train.sample import generates, sample_text
 from meshdsl.train.startup import Startup
 from meshdsl.train.step import State
 from meshdsl.train.watch import Facts, Watch
+from meshdsl.train.watch.ledger import Ledger
 from meshdsl.train.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class TrainingLoop:
       held_out: for each dataset the batches to validate on, in the same way.
       startup: measures the time until the first step is done.
       loaded: the compiled step, where it was read from a file.
+      ledger: makes the ledger of a compiled step, where the run is to measure some.
     """
 
     job: Job
@@ -80,6 +82,7 @@ class TrainingLoop:
     held_out: Mapping[str, Sequence[Arrays]]
     startup: Startup
     loaded: Callable | None = None
+    ledger: Callable[[Callable], Ledger] | None = None
 
     def initial_state(self, done: int) -> tuple[State, int]:
         """The state that training starts from, and how many steps led to it.
@@ -162,7 +165,7 @@ class TrainingLoop:
         repeated = Repeated(job, self.folder.path) if config.guard.repeat else None
         ending = None
         with (
-            self._watch(done) as watch,
+            self._watch(step, done) as watch,
             Watchdog(config.guard.timeout, self.folder.path) as dog,
         ):
             while done < config.steps and not ending:
@@ -203,11 +206,12 @@ class TrainingLoop:
                     dog.beat(done)
         return state, done, ending
 
-    def _watch(self, done: int) -> Watch:
+    def _watch(self, step: Callable, done: int) -> Watch:
         config = self.job.config
         return Watch(
             *(self.facts(done), self.folder, config.log, self.console, done, config.steps),
             startup=self.startup,
+            ledger=self.ledger(step) if self.ledger else None,
         )
 
     def roll_back(self) -> tuple[State, int]:

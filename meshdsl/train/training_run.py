@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,9 @@ import jax
 import meshdsl as md
 from meshdsl import hosts
 from meshdsl.extras import check_extra
+from meshdsl.family.by_name import family_name
 from meshdsl.predict.compiler.executables import compile_cache
+from meshdsl.program.program import Program
 from meshdsl.train.auto_remat import choose_remat_here
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Config
@@ -33,6 +36,7 @@ from meshdsl.train.settings import leaves
 from meshdsl.train.startup import Startup
 from meshdsl.train.training_loop import Ended, TrainingLoop
 from meshdsl.train.watch import check
+from meshdsl.train.watch.ledger import check_ledger, check_steps, figures_of, ledger_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,6 +56,8 @@ def run(
     executable: Path | None = None,
     trust_executable: bool = False,
     startup: Startup | None = None,
+    ledger: bool = False,
+    hardware: Path | None = None,
 ) -> Ended:
     """Start the run in `folder`, or go on with it, until it ends.
 
@@ -62,6 +68,9 @@ def run(
         the step is compiled.
       trust_executable: load it even if others than this user could have written it.
       startup: has measured what came before.
+      ledger: measure a few steps, and put them beside the estimate.
+      hardware: a file with the figures of the devices, for that estimate; without one those of the
+        hardware table, if it has any.
 
     Raises:
       MeshDSLError: the data, layout, devices, model, folder or executable cannot be used. Nothing
@@ -72,9 +81,12 @@ def run(
     optimizer = replace(config.optimizer, learning_rate=peak(config.optimizer))
     config = replace(config, optimizer=optimizer)
     _check_config(config, resume)
+    if ledger:
+        check_ledger(config.log)
     if not resume:
         hosts.first_does(folder.refuse_used)
     mesh = md.make_mesh(layout, devices)
+    target = figures_of(devices, hardware) if ledger else None
     if config.deterministic:
         check_deterministic(mesh, executable is not None)
     choice = choose_remat_here(config, layout, mesh)
@@ -105,16 +117,22 @@ def run(
                 raise md.MeshDSLError(f"{folder.path} is {where}; set more --steps to go on")
             console.print(f"{folder.path} is finished, {where}")
             return Ended(job)
+        if ledger:
+            check_steps(done, config.steps)
         _lock_folder(folder, lock, job, checkpoints)
         if not resume:
             hosts.first_does(folder.refuse_used)  # once more, because nobody else can come in now
-        _print_overview(console, job, data, executable, choice.line)
+        program = job.program()
+        _print_overview(console, job, program, data, executable, choice.line)
         if config.compile_cache:
             stack.enter_context(compile_cache(folder.compiled, console.print))
+        title = f"{family_name(config.model)}, batch {config.batch}"
         loop = TrainingLoop(
             *(job, data, console, folder, checkpoints, batches, held_out, startup),
             loaded=loaded_step,
+            ledger=partial(ledger_of, title, program, target) if ledger else None,
         )
+        del program  # which only a ledger needs any longer
         startup.done("prepare")
         state, done = loop.initial_state(done)
         startup.done("restore" if done else "initialize")
@@ -151,9 +169,14 @@ def _lock_folder(folder: RunFolder, lock: ExitStack, job: Job, checkpoints: Chec
 
 
 def _print_overview(
-    console: Console, job: Job, data: Data, executable: Path | None, choice: str
+    console: Console,
+    job: Job,
+    program: Program,
+    data: Data,
+    executable: Path | None,
+    choice: str,
 ) -> None:
-    console.print(describe(job.layout, job.mesh, job.state, job.program().collectives))
+    console.print(describe(job.layout, job.mesh, job.state, program.collectives))
     if choice:
         console.print(f"\n{choice}")
     console.print(f"\n{data.describe()}\n")

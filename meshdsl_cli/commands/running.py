@@ -4,7 +4,7 @@ from argparse import REMAINDER
 from pathlib import Path
 
 from meshdsl_cli.declare import Command, Flag, Group
-from meshdsl_cli.flags import LAYOUT, MODEL, RUN, SEVERAL_PROCESSES, count
+from meshdsl_cli.flags import HARDWARE, LAYOUT, MODEL, RUN, SEVERAL_PROCESSES, count
 
 TRAIN = Command(
     "train",
@@ -48,6 +48,11 @@ TRAIN = Command(
             const=True,
         ),
         Flag("--profile FIRST:LAST", "write a trace of these steps"),
+        Flag(
+            "--ledger",
+            "measure a few steps, and put the time of each op, rule and line beside the estimate",
+        ),
+        HARDWARE.but(help="figures of the devices, for the estimate of --ledger"),
         Flag(
             "--executable FILE",
             "the compiled step, from `meshdsl compile --save FILE`, instead of compiling it",

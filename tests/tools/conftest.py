@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from meshdsl.tools.page import page, program_html
-from tests.tools.sample import piped, sample, too_large, without_target
+from meshdsl.tools.page import ledger_page, page, program_html
+from tests.tools.sample import ledger, piped, sample, too_large, without_target
 from tests.tools.test_page import hostile
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -48,6 +48,7 @@ def files(tmp_path_factory) -> dict[str, str]:
         "untargeted": page(without_target()),
         "large": page(too_large()),
         "pipelines": page(piped()),
+        "ledger": ledger_page(ledger()),
         "hostile": page(hostile()),
         "notebook": "<!doctype html><meta name=viewport content='width=device-width'>"
         "<h1>before</h1>"

@@ -21,6 +21,7 @@ from meshdsl.predict.explanation import (
     TensorView,
     TimeView,
 )
+from meshdsl.predict.ledger.report import LedgerEntry, LedgerReport, Unforeseen
 
 MESH = {"data": 16, "model": 4}
 SIZES = {
@@ -311,3 +312,31 @@ def _memory() -> MemoryView:
     largest.sort(key=lambda t: -t.bytes)
     at_peak, capacity = "attention.py:75, backward", 102_005_473_280
     return MemoryView(tuple(at_rest), arguments, 20_413_290_688, tuple(largest), at_peak, capacity)
+
+
+def ledger() -> LedgerReport:
+    """A ledger of two ops, one collective that nobody asked for, and an optimizer."""
+    op = "md.loss.3", "einsum[batch_data, length, d_model, d_ff_model]", "mlp.py:47 linear.py:30"
+    gather = LedgerEntry(
+        *("collective", "all_gather(data)", *op, "forward", RULE["data"], "combined with others"),
+        *(False, 32, 0.2, 0.25, 0.05, 0.3, 0.24),
+    )
+    computing = LedgerEntry("op", "compute", *op, "backward", seconds=0.5, estimate=0.2)
+    surprise = replace(gather, tag="", op="", source="", rule="", surprise=True, estimate=None)
+    optimizer = LedgerEntry("optimizer", "optimizer", "", "", "", "optimizer", seconds=0.01)
+    unforeseen = [Unforeseen("surprise", f"{n} x psum(model), of no op", 0.2) for n in range(12)]
+    unforeseen.append(Unforeseen("estimate", "compute: 2.5 times as long", 0.3))
+    return LedgerReport(
+        title="llama3-8b, batch 64",
+        layout="layout fsdp-sequence.toml",
+        target="v5p:4x4x4",
+        axes=MESH,
+        devices=("TPU:0", "TPU:1"),
+        calls=5,
+        seconds=1.2,
+        busy=(0.9, 1.0),
+        idle=(0.3, 0.2),
+        entries=(computing, gather, surprise, optimizer),
+        unforeseen=tuple(unforeseen),
+        estimate=1.0,
+    )

@@ -39,7 +39,9 @@ def press(browser, *keys: str) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("name", ["sample", "untargeted", "large", "pipelines", "notebook"])
+@pytest.mark.parametrize(
+    "name", ["sample", "untargeted", "large", "pipelines", "notebook", "ledger"]
+)
 def test_nothing_overflows(visit, name, width):
     browser = visit(name, width)
     browser.execute_script("document.querySelectorAll('details').forEach((d) => d.open = true)")

@@ -1,5 +1,6 @@
 """The run as a whole: the same losses under every layout, and through every interruption."""
 
+import json
 import signal
 import threading
 from itertools import count
@@ -42,6 +43,23 @@ def interrupt_in_step(monkeypatch, number):
 
     monkeypatch.setattr(Job, "place", feed)
     monkeypatch.setattr(Stopping, "take", lambda stop, number: (take(stop, number), taken.set())[0])
+
+
+def test_a_run_that_is_measured_has_the_same_losses(text, expected, capsys, tmp_path):
+    code, losses = train(tmp_path / "a", "--data", text, *SIX, "--layout", "fsdp", "--ledger")
+    assert code == 0 and losses == expected
+    printed = capsys.readouterr().out
+    said, page = (tmp_path / "a" / f"ledger.{end}" for end in ("txt", "html"))
+    assert said.read_text().strip() in printed and 'data-view="ledger"' in page.read_text()
+    found = json.loads((tmp_path / "a" / "ledger.json").read_text())
+    assert found["calls"] == 5 and len(found["devices"]) == 8
+    assert found["attributed"] >= 0.95 and found["attributed_computing"] >= 0.95
+    assert any("mlp.py" in total["name"] for total in found["by_line"])
+    assert any("rule 1: batch -> data" in total["name"] for total in found["by_rule"])
+    again = "--resume", "--layout", "fsdp", "--ledger", "--steps", "7"
+    assert train(tmp_path / "a", *again)[0] != 0
+    says = "--ledger: measures steps after the first, and the run has 1 to go; set more --steps"
+    assert says in capsys.readouterr().err
 
 
 def test_an_interrupted_run_goes_on_under_another_layout(

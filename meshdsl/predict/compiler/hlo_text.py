@@ -16,6 +16,7 @@ from meshdsl.predict.compiler.unread import STRANGE, Unread
 
 T = TypeVar("T")
 
+_NAME_OF_MODULE = re.compile(r"HloModule ([\w.\-]+)")
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 # `[ROOT] %name = type opcode(`; the type of several results is a tuple in parentheses.
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([^\s=]+) = (\(.*?\)|\S+) ([\w\-]+)\(")
@@ -169,6 +170,7 @@ class Module:
     Attributes:
       computations: for the name of each computation its instructions, in the order they run in.
       instructions: those of all computations, by name.
+      name: of the program, such as `jit_step`; empty where the text does not say it.
       entry: the name of the computation that the program begins in; empty where none is found.
       unread: what of the text is not understood, as far as it has been read.
     """
@@ -176,6 +178,8 @@ class Module:
     def __init__(self, text: str):
         self.computations: dict[str, list[Instruction]] = {}
         self.instructions: dict[str, Instruction] = {}
+        named = _NAME_OF_MODULE.match(text)
+        self.name = named[1] if named else ""
         self.entry = ""
         self.unread = Unread()
         self._named: dict[str, dict[str, Instruction]] = {}

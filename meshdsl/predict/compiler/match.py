@@ -44,6 +44,8 @@ class CompiledCollective:
       asynchronous: so many of `count` run while the device computes; None where that is not known.
       seconds: of all executions, alone on the links; None where the machine has no figures.
       exposed: the part of `seconds` in which computing waits.
+      instructions: of the compiled program, each with the share of it that this is: an instruction
+        may run what several ops asked for. Empty where only its text was read.
     """
 
     operation: str
@@ -60,6 +62,7 @@ class CompiledCollective:
     asynchronous: int | None = None
     seconds: float | None = None
     exposed: float | None = None
+    instructions: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,15 @@ class _Unmatched:
 
     Attributes:
       left: that number.
-      ran: its times, where they are known.
+      ran: the instruction with its times, where they are known.
+      share: of that instruction, which may have several operands.
       combined: whether it may be one of several that the compiler combined into one instruction.
     """
 
     collective: Collective
     left: int
     ran: Ran | None = None
+    share: float = 1.0
     combined: bool = False
 
     @property
@@ -139,12 +144,8 @@ def _unmatched(one: Collective | Ran) -> list[_Unmatched]:
     # An instruction with several operands waits for all of them at once: its times are shared out
     # by bytes.
     total = sum(part.bytes for part in one.parts) or 1
-    found = []
-    for part in one.parts:
-        seconds, exposed = one.seconds * part.bytes / total, one.exposed * part.bytes / total
-        times = replace(one, seconds=seconds, exposed=exposed)
-        found.append(_Unmatched(part, part.count, times, len(one.parts) > 1))
-    return found
+    several = len(one.parts) > 1
+    return [_Unmatched(p, p.count, one, p.bytes / total, several) for p in one.parts]
 
 
 # -- from the compiled program to the record ---------------------------------------------------
@@ -297,9 +298,10 @@ class _Table:
         )
         row = self.rows.get(key, key)
         if ran is not None:
-            share = times / c.count
+            share = one.share * times / c.count
             row = replace(
                 row,
+                instructions=(*row.instructions, (ran.name, share)),
                 asynchronous=(row.asynchronous or 0) + times * ran.asynchronous,
                 seconds=(row.seconds or 0.0) + ran.seconds * share,
                 exposed=(row.exposed or 0.0) + ran.exposed * share,

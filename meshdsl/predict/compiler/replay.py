@@ -43,6 +43,7 @@ from meshdsl.predict.compiler.collectives import (
     operation_of,
 )
 from meshdsl.predict.compiler.hlo_text import ON_CHIP, Instruction, Module
+from meshdsl.predict.compiler.parts import collective_inside, started
 
 _STARTS, _ENDS = (
     'custom_call_target="AsyncCollectiveStart"',
@@ -61,10 +62,9 @@ _EXCHANGES = {
 _EXCHANGE = re.compile(r'_xla_megascale_transfer_type="?(\w+)')
 _NAME_OF_EXCHANGE = re.compile(r'_xla_host_transfer_rendezvous="?([\w.\-]+)')
 _BETWEEN_SLICES = re.compile(r"\{(\d+)->(\d+)\}")
-# What only moves data between the memories of a chip, what may hold a collective, and what goes on
-# with something that was started.
+# What only moves data between the memories of a chip, and what goes on with something that was
+# started.
 _COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
-_HOLDERS = ("fusion", "call", "call-start", "async-start")
 _UPDATES = ("call-update", "async-update")
 
 
@@ -132,7 +132,9 @@ class Actions:
         if i.opcode == "recv-done" and (name := _exchange(self.module.operands(i)[0])):
             return Action("done", i.name, i.scope, key=name)
         if i.opcode.endswith("-done"):
-            return Action("done", i.name, i.scope, key=self._key(*self._started(computation, i)))
+            return Action(
+                "done", i.name, i.scope, key=self._key(*started(self.module, computation, i))
+            )
         if i.opcode in _UPDATES:
             return self._handing_over(computation, i)
         if operation_of(i) or i.opcode.endswith("-start") or i.opcode == "fusion":
@@ -175,7 +177,7 @@ class Actions:
 
     def _handing_over(self, computation: str, update: Instruction) -> Action | None:
         """What begins with an update: the start that got its operands from it, if one did."""
-        holder, start = self._started(computation, update)
+        holder, start = started(self.module, computation, update)
         return self._moving(holder, start) if self._awaits_operands(start) else None
 
     def _computing(self, i: Instruction) -> Action | None:
@@ -185,7 +187,7 @@ class Actions:
 
     def _moving(self, computation: str, i: Instruction) -> Action | None:
         """Of a collective, a copy, another core's work, or a fusion that may hold a collective."""
-        holder, inside = self._inside(computation, i)
+        holder, inside = collective_inside(self.module, computation, i)
         if inside is None:
             return self._computing(i) if i.opcode == "fusion" else self._meanwhile(i)
         chain = _chain(inside) if holder != computation else ""
@@ -238,20 +240,6 @@ class Actions:
             seconds += action.seconds + action.link_seconds + action.turns * within
         return seconds
 
-    def _inside(self, computation: str, i: Instruction) -> tuple[str, Instruction | None]:
-        """The collective that an instruction is or runs, and the computation that it stands in."""
-        if operation_of(i) is not None:
-            return computation, i
-        for called in self.module.called(i):
-            for one in self.module.computations[called]:
-                if operation_of(one) is None and one.opcode not in _HOLDERS:
-                    continue
-                within = partial(self._inside, called, one)
-                holder, found = self.module.read(one, within, (called, None))
-                if found is not None:
-                    return holder, found
-        return computation, None
-
     def _copy_seconds(self, i: Instruction) -> float:
         """How long a copy between memories takes, of a whole array or of a slice.
 
@@ -265,37 +253,13 @@ class Actions:
         ends = sum(array.memory != ON_CHIP for array in (operands[0], target))
         return moved.bytes * ends / (self.chip.hbm_bandwidth * self.chip.hbm_efficiency)
 
-    def _started(self, computation: str, i: Instruction) -> tuple[str, Instruction]:
-        """The start that a done or an update belongs to, and the computation that it stands in.
-
-        It is looked for through the loop that carries it, and through updates.
-        """
-        i = self.module.operands(i)[0]
-        seen = set()
-        while i.name not in seen and (
-            i.opcode == "get-tuple-element" or i.opcode.endswith("-update")
-        ):
-            seen.add(i.name)
-            source = self.module.operands(i)[0]
-            if i.opcode.endswith("-update"):
-                i = source
-                continue
-            index = i.index
-            if source.opcode == "parameter":
-                carried = self.module.root(computation)
-            elif source.opcode == "while":
-                computation = self.module.named(source, "body")
-                carried = self.module.root(computation)
-            else:
-                carried = source
-            if carried.opcode != "tuple":
-                break
-            i = self.module.operands(carried)[index]
-        return computation, i
-
     def _key(self, computation: str, i: Instruction) -> str:
         """The name of the event that a start sets."""
-        _, inside = self._inside(computation, i) if i.opcode == "fusion" else (computation, None)
+        _, inside = (
+            collective_inside(self.module, computation, i)
+            if i.opcode == "fusion"
+            else (computation, None)
+        )
         return (_chain(inside) if inside is not None else "") or i.name
 
 

@@ -66,6 +66,15 @@ def _as_all_reduce(compiled: Collective, recorded: Collective, *, padded: int = 
     return f"an all-reduce of the whole instead of {b.operation}"
 
 
+def _as_all_to_all(compiled: Collective, recorded: Collective) -> str | None:
+    """A scatter between processes on CPUs, which `lowering.collectives` keeps away from gloo."""
+    a, b = compiled, recorded
+    alike = (a.axes, a.bytes, a.dtype) == (b.axes, b.bytes, b.dtype)
+    if not alike or (a.operation, b.operation) != ("all_to_all", "psum_scatter"):
+        return None
+    return "an all_to_all and a local sum instead of psum_scatter"
+
+
 def inside_slice(
     between: Collection[str], compiled: Collective, recorded: Collective
 ) -> str | None:
@@ -85,7 +94,7 @@ def inside_slice(
 
 # The rules, the plainest first; those of a group are tried together.
 SAME_BYTES: tuple[Rule, ...] = (_as_recorded, _in_other_dtype)
-FULL_SIZE: tuple[Rule, ...] = (_as_all_reduce,)
+FULL_SIZE: tuple[Rule, ...] = (_as_all_reduce, _as_all_to_all)
 MORE_BYTES: tuple[Rule, ...] = (_padded, partial(_as_all_reduce, padded=_PADDED))
 
 

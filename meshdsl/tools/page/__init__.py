@@ -18,8 +18,9 @@ from string import Template
 from typing import Any
 
 from meshdsl.predict.explanation import Explanation, TensorView
+from meshdsl.predict.ledger.report import LedgerReport
 
-__all__ = ["page", "program_html", "tensor_html"]
+__all__ = ["ledger_html", "ledger_page", "page", "program_html", "tensor_html"]
 
 
 def page(explanation: Explanation) -> str:
@@ -45,6 +46,21 @@ def tensor_html(
     """
     shown = {"tensor": asdict(view), "mesh": list(mesh.items()), "parts": parts}
     return _frame(_document("tensor", shown))
+
+
+def ledger_page(report: LedgerReport) -> str:
+    """One HTML file that shows measured time beside the estimate, by op, rule and line."""
+    return _document("ledger", _ledger_data(report))
+
+
+def ledger_html(report: LedgerReport) -> str:
+    """The same in a frame for a notebook."""
+    return _frame(ledger_page(report))
+
+
+def _ledger_data(report: LedgerReport) -> dict[str, Any]:
+    """A ledger as the script takes it: the mesh in the order of its axes."""
+    return report.to_dict() | {"axes": None, "mesh": list(report.axes.items())}
 
 
 def _document(view: str, data: Mapping[str, Any]) -> str:

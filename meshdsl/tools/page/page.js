@@ -3,7 +3,7 @@
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const view = document.documentElement.dataset.view; // page, program or tensor
+const view = document.documentElement.dataset.view; // page, program, tensor or ledger
 // The mesh, {axis: size}; the order of the axes gives their colours.
 const mesh = new Map(data.axes ? data.axes.map((axis) => [axis.name, axis.size]) : data.mesh);
 const PHASES = ["forward", "recompute", "backward", "gradient", "optimizer"];
@@ -1379,6 +1379,86 @@ function programView(e) {
     repeated && folded("Repeated work", repeated)];
 }
 
+// -- A ledger: measured time beside the estimate -------------------------------------------------
+
+// What was not foreseen, by its kind; the first thing that a ledger shows.
+const UNFORESEEN = {
+  surprise: "Collectives that no op of the record asked for",
+  unknown: "Code that is no op",
+  compiler: "Added by the compiler",
+  changed: "Collectives that the compiler changed",
+  absent: "Recorded, and not run",
+  estimate: "Far from the estimate",
+};
+
+// The cells of measured time, and of the estimate where there is one.
+function ledgerFigures(e, one, took) {
+  const estimated = e.estimate !== null && [
+    one.estimate === null ? figure("", -1) : figure(time(one.estimate), one.estimate),
+    one.estimate ? figure(digits(took / one.estimate, 2), took / one.estimate) : figure("", -1),
+  ];
+  const slowest = one.slowest !== undefined && figure(time(one.slowest), one.slowest);
+  return [figure(time(one.seconds), one.seconds), slowest, figure(time(one.waiting), one.waiting),
+    estimated].flat().filter(Boolean);
+}
+
+// The headings of these cells.
+function ledgerColumns(e, slowest) {
+  const names = ["time", slowest && "slowest", "waits"];
+  if (e.estimate !== null) names.push("estimate", "ratio");
+  return names.filter(Boolean).map((name) => [name, "figure"]);
+}
+
+function ledgerEntries(e) {
+  const columns = [...ledgerColumns(e, true), ["what"], ["op"], ["phase"], ["line"], ["rule"]];
+  const rows = e.entries.map((one) => [
+    ...ledgerFigures(e, one, one.kind === "collective" ? one.running : one.seconds),
+    one.what, tag("code", one.op), one.phase, tag("span.source", one.source),
+    tag("td.wide", ruleWords(one.rule), one.how && tag("span.rule", one.how))]);
+  return scroll("time by op", sortable(table(columns, rows), "time"));
+}
+
+function ledgerTotals(e, name, totals) {
+  const columns = [...ledgerColumns(e, false), [name]];
+  const rows = totals.map((one) =>
+    [...ledgerFigures(e, one, one.estimated), tag("td.wide", ruleWords(one.name))]);
+  return scroll(`time by ${name}`, sortable(table(columns, rows), "time"));
+}
+
+const FEW = 8; // of one kind of what was not foreseen, before a reader asks for more
+
+function ledgerUnforeseen(e) {
+  const kinds = [...groups(e.unforeseen, (one) => one.kind)];
+  if (!kinds.length) return tag("p.said", "The record foresaw everything that ran.");
+  const item = (one) => tag("li", one.seconds > 0 && tag("b", time(one.seconds), " "), one.text);
+  const list = (found) => tag("ul.notes", found.map(item));
+  return kinds.map(([kind, found]) => tag("details.more", { open: kind === kinds[0][0] },
+    tag("summary", UNFORESEEN[kind], ` (${commas(found.length)})`), list(found.slice(0, FEW)),
+    found.length > FEW && folded("all others", list(found.slice(FEW)))));
+}
+
+// The whole of it; shares are rounded down, so that 100% is the whole.
+function ledgerView(e) {
+  document.title = [e.title, "ledger"].join(": ");
+  const mean = (numbers) => sum(numbers) / (numbers.length || 1);
+  const range = `${time(Math.min(...e.busy))} to ${time(Math.max(...e.busy))}`;
+  const down = (part) => percent(Math.floor(part * 1000) / 1000);
+  const estimate = e.estimate === null ? "no figures for an estimate"
+    : `estimated ${time(e.estimate)} for ${e.target}`;
+  const shown = [["a call", time(e.seconds), `the median of ${e.calls}; ${estimate}`],
+    ["busy", time(mean(e.busy)), `${range} on ${plural(e.devices.length, "device")}`],
+    ["waits", time(e.waiting), "for other devices in collectives"],
+    ["attributed", down(e.attributed), `${down(e.attributed_computing)} of what is no collective`]];
+  return [tag("h1", e.title), tag("p.subject", e.layout, " ", e.mesh.map(([name, n]) =>
+      tag("span.nowrap", chip(name), ` ${commas(n)} `))),
+    tag("h2", "Not foreseen"), ledgerUnforeseen(e),
+    tag("dl.figures", shown.map((one) =>
+      tag("div", tag("dt", one[0]), tag("dd", tag("b", one[1]), tag("span", one[2]))))),
+    tag("h2", "By op"), ledgerEntries(e),
+    e.by_rule.length > 0 && [tag("h2", "By rule"), ledgerTotals(e, "rule", e.by_rule)],
+    tag("h2", "By line of the model"), ledgerTotals(e, "line", e.by_line)];
+}
+
 // What the sections of the page show, by their ids; those that show nothing are left out.
 const SECTIONS = {
   mesh: (e) => [setClass(scroll("the mesh", meshPicture()), "mesh-picture"), axisCards(e)],
@@ -1423,7 +1503,8 @@ workLinksAndKeys();
 if (view === "page") pageView(data);
 else {
   document.body.classList.add("fragment");
-  const shown = view === "tensor" ? tensorView(data) : programView(data);
+  const views = { tensor: tensorView, program: programView, ledger: ledgerView };
+  const shown = views[view](data);
   document.body.append(...[shown].flat(Infinity).filter(Boolean));
   fitFrame();
 }

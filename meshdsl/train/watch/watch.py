@@ -23,6 +23,7 @@ from meshdsl.train.config import Log
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.startup import Startup
 from meshdsl.train.watch.exporters import TensorBoard, WandB, log_in
+from meshdsl.train.watch.ledger import Ledger, MeasuredSteps
 from meshdsl.train.watch.metrics_file import MetricsFile, StepMetrics, explained_write_errors
 from meshdsl.train.watch.profile import Profile, steps_to_trace
 from meshdsl.train.watch.screen import Show, progress
@@ -95,6 +96,7 @@ class Watch:
       done: how many steps are done already; metrics of later steps on disk are dropped.
       steps: how many the whole run has.
       startup: what the time went into until now. It is told with the first step.
+      ledger: of the run, where one is wanted; then `log` asks for no trace.
 
     Raises:
       MeshDSLError: the folder cannot be written, or Weights & Biases refuses the run. Methods that
@@ -110,6 +112,7 @@ class Watch:
         done: int,
         steps: int,
         startup: Startup | None = None,
+        ledger: Ledger | None = None,
     ):
         self._facts, self._console, self._startup = facts, console, startup
         self._learning_rate = _rates(facts.learning_rate)
@@ -117,9 +120,11 @@ class Watch:
         self._measurable = [device for device in jax.local_devices() if device.memory_stats()]
         self._next = done + 1
         self._running: tuple[int, Mapping[str, jax.Array]] | None = None  # the newest step
+        self._newest: Mapping[str, jax.Array] = {}  # what it measures, also when it has ended
         self._unwritten: StepMetrics | None = None  # of a step that has ended; `note` may add to it
         self._outputs: list[_Output] = []
-        self._profile: Profile | None = None
+        self._profile: Profile | MeasuredSteps | None = None
+        self._ledger = ledger
         self._stack = ExitStack()
         self._show: Show = lambda metrics: None
         with ExitStack() as stack:
@@ -146,6 +151,10 @@ class Watch:
         traced = steps_to_trace(log.profile, steps)
         if traced and done < traced[-1]:
             self._profile = Profile(traced, folder.path / "profile")
+        elif self._ledger:
+            how = self._ledger, done, steps, folder.path, console
+            self._profile = MeasuredSteps(*how, wait=self._wait)
+        if self._profile:
             stack.callback(self._profile.close)
 
     def spent(self, what: str) -> AbstractContextManager[None]:
@@ -177,9 +186,13 @@ class Watch:
             value.copy_to_host_async()
         previous = self.settle()
         self._write()
-        self._running = number, measured
+        self._running, self._newest = (number, measured), measured
         self._next = number + 1
         return previous
+
+    def _wait(self) -> None:
+        """Wait until the newest step has ended on all devices, without taking its metrics."""
+        jax.block_until_ready(self._newest)
 
     def settle(self) -> StepMetrics | None:
         """Wait for the newest step to end.

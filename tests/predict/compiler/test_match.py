@@ -66,6 +66,12 @@ def test_what_no_record_explains_is_a_surprise_and_stands_first():
     assert absent == ()
 
 
+def test_an_exchange_may_stand_for_a_scatter_of_the_same_bytes():
+    row, absent = only([SCATTER], [changed(SCATTER, operation="all_to_all")])
+    assert not row.surprise and absent == ()
+    assert row.how.startswith("an all_to_all and a local sum instead of psum_scatter")
+
+
 def test_more_executions_than_recorded_are_a_surprise():
     rows, _ = match(program(GATHER), [changed(GATHER, count=6)])
     assert {(row.surprise, row.count) for row in rows} == {(True, 2), (False, 4)}
