@@ -31,7 +31,7 @@ from hypothesis import settings
 from tests.train.common import jobs_made_once
 
 # The same few examples every time; `HYPOTHESIS_PROFILE=nightly` draws many, and others each time.
-settings.register_profile("quick", derandomize=True, max_examples=25, deadline=None, database=None)
+settings.register_profile("quick", derandomize=True, max_examples=20, deadline=None, database=None)
 settings.register_profile("nightly", max_examples=500, deadline=None, print_blob=True)
 settings.load_profile("nightly" if NIGHTLY else "quick")
 

@@ -2,7 +2,7 @@
 
 Hypothesis draws the op, its dims, their sizes and dtype, a mesh of one to three axes and a layout
 in which anything may be split, evenly or not. Dims may be empty, and numbers of any kind; an op
-that refuses them does so in the same words. An op has three examples, and twenty in the nightly
+that refuses them does so in the same words. An op has two examples, and twenty in the nightly
 profile; of component-wise ones, which are alike, one in ten has so many.
 """
 
@@ -20,7 +20,7 @@ from tests.catalogue.read import families, own_moves
 from tests.helpers import assert_same, data, integers
 
 FAMILIES = families()
-EXAMPLES = 20 if settings.default.max_examples > 100 else 3
+EXAMPLES = 20 if settings.default.max_examples > 100 else 2
 MESHES = [
     {"p": 8},
     {"p": 4},

@@ -13,8 +13,9 @@ def test_without_a_gpu_the_command_says_so_in_a_line():
 
 
 @pytest.mark.slow
-def test_the_whole_command_runs_with_tiny_sizes(tmp_path):
+def test_the_whole_command_runs_with_tiny_sizes(tmp_path, monkeypatch):
     """Both JAX implementations begin with the same loss; without PyTorch its rows are left out."""
+    monkeypatch.setattr(gpu, "TURNS", 1)
     path = tmp_path / "gpu.json"
     tiny = ["--platform", "cpu", "--tiny", "--seconds", "0.1", "--out", str(path)]
     gpu.main(tiny)

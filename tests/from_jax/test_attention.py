@@ -201,7 +201,7 @@ def check(names):
         recognised, fn = CASES[name]
         args = operands(i)
         loss = lambda *args, fn=fn: mixed(fn(*args))
-        wanted[name] = jax.value_and_grad(loss, (0, 1, 2))(*args)
+        wanted[name] = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(*args)
         functions[name] = md.from_jax(loss, {"0|1|2": "batch length _", "3": "batch length"})
         text = functions[name].describe(*args)
         packed[name] = functions[name].pack(*args)

@@ -49,7 +49,7 @@ def of_arrays(steps, size):
 def assert_same_by_names(fn, names, args, layout, mesh):
     """A function, and the gradient of all it gives, by names under a layout and in plain JAX."""
     loss = lambda args: mixed(fn(*args))
-    wanted, slopes = fn(*args), jax.grad(loss)(args)
+    wanted, slopes = jax.jit(fn)(*args), jax.jit(jax.grad(loss))(args)
     patterns = {str("xyw".index(k)): pattern for k, pattern in names.items()}
     groups = "".join(re.findall(r"\((.*?)\)", " ".join(names.values())))
     sizes = dict.fromkeys(groups.replace(" ", ""), 4)

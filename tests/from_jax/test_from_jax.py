@@ -42,7 +42,7 @@ def assert_same(fn, named, args, layout: md.Layout, devices: int = 4, dims=()):
     Args:
       dims: names for which the layout may have rules though the model has no such dims.
     """
-    want, gradients = jax.value_and_grad(fn, allow_int=True)(*args)
+    want, gradients = jax.jit(jax.value_and_grad(fn, allow_int=True))(*args)
     mesh = md.make_mesh(layout, jax.devices()[:devices])
     step = md.lower(md.value_and_grad(named), layout, mesh, dims=dims)
     packed = named.pack(*args)

@@ -34,7 +34,7 @@ def test_a_norm_over_the_name_of_a_vmap_equals_plain_jax(rule):
     x = np.random.default_rng(0).normal(size=(16, 8, 8, 3)).astype(np.float32)
     variables = Net().init(jax.random.key(0), x[0], train=False)
     args = variables["params"], variables["batch_stats"], x
-    value, grads = jax.value_and_grad(loss)(*args)
+    value, grads = jax.jit(jax.value_and_grad(loss))(*args)
     named = md.from_jax(loss, names={"x": "batch height width _"})
     layout = md.Layout([rule], mesh={"data": 8})
     step = md.lower(md.value_and_grad(named), layout, md.make_mesh(layout))

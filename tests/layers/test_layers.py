@@ -152,6 +152,7 @@ PAIRS = [(group, name) for group in CASES for name in LAYOUTS]
 # fsdp splits by the batch too, and a whole model has this attention under fsdp in models/.
 # What it does under context, tests/ops/test_attention.py and the golden files hold.
 SLOW = [*((group, "data") for group in CASES), ("attention", "fsdp"), ("attention", "context")]
+SLOW += [("of vectors", "context"), ("of images", "tensor"), ("stack", "tensor")]
 
 
 @pytest.mark.parametrize("group, name", only([pair for pair in PAIRS if pair not in SLOW], PAIRS))

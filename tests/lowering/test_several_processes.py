@@ -93,14 +93,14 @@ def passes(program, rows, repeat):
 
 
 def test_a_psum_scatter_of_two_processes_is_exact():
-    passes(SCATTER, (1024, 2048, 4096, 8192, 32768), 40)
+    passes(SCATTER, (1024, 4096, 32768), 20)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [SCATTER, OTHERS], ids=["psum_scatter", "others"])
 def test_collectives_of_two_processes_are_exact(program):
     with load():
-        passes(program, (16, 1024, 2048, 4096, 8192, 16384, 32768, 262144), 40)
+        passes(program, (16, 1024, 4096, 8192, 32768, 262144), 20)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,7 @@ def test_it_is_an_exchange_and_a_sum_on_cpus_alone(monkeypatch, shape, dim, tile
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["fsdp", "hybrid-fsdp", "fsdp-tensor"])
-def test_two_runs_of_two_processes_have_the_same_bits(tmp_path, layout):
+def test_two_runs_of_two_processes_have_the_same_bits(tmp_path):
     sizes = "d_model=128 layers=2 heads=4 d_ff=512 length=32".split()
     told = ["batch=8", "steps=4", "sample.tokens=0", *[f"model.{size}" for size in sizes]]
     launched = ["launch", "--processes", "2", "--devices-per-process", "2", "--"]
@@ -135,7 +134,9 @@ def test_two_runs_of_two_processes_have_the_same_bits(tmp_path, layout):
     for name in "ab":
         out = tmp_path / name
         with load():
-            assert main([*launched, "train", "--layout", layout, "--out", str(out), *told]) == 0
+            assert (
+                main([*launched, "train", "--layout", "fsdp-tensor", "--out", str(out), *told]) == 0
+            )
         state = read(out / "checkpoints/4")["state"]
         digests = {leaf: is_["digest"] for leaf, is_ in state.items() if "digest" in is_}
         found.append((losses(out), digests))

@@ -65,9 +65,9 @@ CONFIGS = {
 }
 # What a choice meets: sequences that are split, heads that are split, and pipelines.
 LAYOUTS = {
-    "gemma3": ("fsdp-tensor", "sequence", *common.CONTEXT, "pipeline-tensor"),
-    "olmo2": ("fsdp-sequence", "context-ring", "ulysses", "pipeline"),
-    "parallel": ("tensor", "hybrid-fsdp", "context", "pipeline-fsdp"),
+    "gemma3": ("fsdp-tensor", "context-ring", "pipeline-tensor"),
+    "olmo2": ("fsdp-sequence", "ulysses"),
+    "parallel": ("tensor", "context", "pipeline-fsdp"),
 }
 CASES = [(name, layout) for name in CONFIGS for layout in LAYOUTS[name]]
 

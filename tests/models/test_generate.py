@@ -61,8 +61,8 @@ def logits_of(model, rows: np.ndarray) -> np.ndarray:
     )
 
 
-CASES = [("llama", name) for name in ("fsdp", "tensor", "fsdp-sequence", "pipeline-tensor")]
-CASES += [("gpt2", name) for name in ("sequence", "fsdp-tensor", "pipeline", "pipeline-fsdp")]
+CASES = [("llama", name) for name in ("tensor", "fsdp-sequence", "pipeline-tensor")]
+CASES += [("gpt2", name) for name in ("fsdp-tensor", "pipeline-fsdp")]
 QUICK = [("gpt2", "fsdp-tensor")]
 
 
@@ -209,11 +209,12 @@ def test_a_text_that_becomes_long_is_read_anew_whatever_is_in_its_batch():
     )
     alone = jax.jit(lambda model, prompt: generate(model, prompt, 8, key, how))(model, prompt)
     assert np.array_equal(np.asarray(alone.array), rows[1:2])
+    whole = jax.jit(lambda model, text: model(text).array)
     for prompt, row in zip(prompts, rows, strict=True):
-        for count in (0, 4, 7):
+        for count in (0, 7):
             text = np.asarray([[*prompt, *row[:count]]], np.int32)
             dims = md.Dim("batch", 1), md.Dim("length", text.shape[1])
-            logits = model(md.tensor(text, dims)).array
+            logits = whole(model, md.tensor(text, dims))
             assert int(logits[0, -1].argmax()) == row[count]
     sizes = md.tensor(np.asarray([9], np.int32), (md.Dim("batch", 1),))
     tokens = md.tensor(np.asarray(prompts[1:2], np.int32), (sizes.dims[0], md.Dim("length", 9)))

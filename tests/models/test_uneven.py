@@ -1,6 +1,6 @@
 """A model whose sizes divide over nothing is the same padded as on one device.
 
-It runs under every shipped layout with `uneven = "pad"`.
+It runs under shipped layouts with `uneven = "pad"`.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ def batch(config, seed=1):
     return common.batch(config, seed, BATCH)
 
 
-CASES = [("llama", name) for name in ("zero1", "fsdp", "hybrid-fsdp", "fsdp-sequence")]
-CASES += [("gpt2", name) for name in ("tensor", "sequence", "fsdp-tensor")]
+# Layouts of two axes stand for those of one.
+CASES = [("llama", "hybrid-fsdp"), ("llama", "fsdp-sequence"), ("gpt2", "fsdp-tensor")]
 
 
 @functools.cache
@@ -61,15 +61,12 @@ def step_under(layout, optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        pytest.param(optax.adamw(1e-3), id="adamw"),
-        pytest.param(optax.adafactor(1e-3), id="adafactor"),
-    ],
-)
-def test_training_and_checkpoints_know_logical_sizes_only(optimizer, tmp_path):
-    """A run that trained under a layout that pads goes on on one device as if always there."""
+def test_training_and_checkpoints_know_logical_sizes_only(tmp_path):
+    """A run that trained under a layout that pads goes on on one device as if always there.
+
+    Adafactor's factors have dims of their own, and its moments those of the parameters.
+    """
+    optimizer = optax.adafactor(1e-3)
     single = step_under(load("single", 1), optimizer)
     split = step_under(load("fsdp-tensor"), optimizer)
     losses = {}

@@ -135,7 +135,7 @@ IN_PARTS = {
     "name, under", [*zip(SPLASH, IN_PARTS, strict=True), ("segments", "ring of 4")]
 )
 def test_splash_in_parts_equals_blocks(name, under):
-    args = operands(rows=1024, columns=1024, features=64)
+    args = operands(rows=512, columns=512, features=64)
     assert_as_blocks(args, SPLASH[name], IN_PARTS[under])
 
 

@@ -32,7 +32,7 @@ LAYOUTS = {
     ),
     "uneven": layout("a -> m", "b -> n", "t? -> m", mesh={"m": 3, "n": 2}, uneven="pad"),
 }
-RULES = every(LAYOUTS, "data")
+RULES = every(LAYOUTS, "data", "both")
 
 
 def small(h):

@@ -33,7 +33,7 @@ LAYOUTS = {
     ),
     "other dims come first": layout("b -> m", "e -> m", "a -> m, n", mesh={"m": 2, "n": 3}),
 }
-RULES = every(LAYOUTS, "other dims come first", "the dim takes what others want")
+RULES = every(LAYOUTS, "fsdp", "other dims come first", "the dim takes what others want")
 SOME = every({name: LAYOUTS[name] for name in ("fsdp", "uneven")}, "fsdp")
 NAMES = ("a", "b", "e", "v")
 

@@ -61,7 +61,7 @@ def test_truth_and_arg_are_those_of_jax(name):
     assert found.dims == (A, C) and np.array_equal(found.array, expected)
 
 
-@every(LAYOUTS)
+@every(LAYOUTS, "both")
 def test_reductions_are_the_same_lowered(rules):
     floats = {name: ours for name, (ours, _) in OVER_BC.items()}
     assert_same(lambda x: {name: fn(x, (B, C)) for name, fn in floats.items()}, X, layout=rules)
@@ -71,7 +71,7 @@ def test_reductions_are_the_same_lowered(rules):
     assert_same(lambda x: of_b(x) | of_all(x), X, layout=rules)
 
 
-@every(UNEVEN)
+@every(UNEVEN, "two axes")
 def test_padding_takes_no_part_in_a_reduction(rules):
     floats = {name: ours for name, (ours, _) in OVER_BC.items()}
     others = {name: fns[0] for name, fns in (TRUTH | ARG).items()}
@@ -106,7 +106,7 @@ def test_padding_does_not_tie_with_what_is_infinite(rules):
     assert np.allclose(grad(kept).array[:, 0], 1 / 5)
 
 
-@every(LAYOUTS)
+@every(LAYOUTS, "both")
 def test_equal_elements_share_the_gradient_and_the_first_is_the_arg(rules):
     ties = md.cast(integers(A, B, below=3), jnp.float32)
     flat = md.tensor(jnp.ones((A.size, B.size)), (A, B))

@@ -59,7 +59,7 @@ def test_scatter_is_that_of_a_loop(how):
         np.testing.assert_allclose(found.array, expected, rtol=1e-6)
 
 
-@every(LAYOUTS)
+@every(LAYOUTS, "two dims of indices")
 def test_scatters_are_the_same_lowered(rules):
     def run(x, updates, more, tied, ties, ids, planes):
         one = [scatter(x, ids, updates, V, how=how) for how in ("add", "set")]

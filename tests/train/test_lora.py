@@ -25,6 +25,7 @@ from meshdsl_cli import main
 from tests.train.common import losses, tiny_job
 from tests.train.test_trained import steps
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
 LORA = ("lora.parameters=*weight,embedding.*", "lora.rank=4")
 DOWN = "blocks.layer.mlp.down.weight"
 
@@ -106,7 +107,7 @@ def train(out: Path, data: Path, *more: str, layout: str = "fsdp") -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
+def runs(tmp_path_factory, compiled_once) -> Path:
     """A run `base` of a few steps, and a run `lora` that goes on with adapters."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "corpus.txt").write_text(CORPUS)

@@ -27,13 +27,9 @@ MUON = ("optimizer.name=muon", "optimizer.learning_rate=0.01", "schedule.warmup=
 EXPERTS = ("model.experts=4", "model.experts_used=2", "model.capacity=2.0")
 # By layout: further settings. Three layers divide over no axis.
 LAYOUTS = {
-    "fsdp": ("model.layers=3",),
-    "data": ("model.layers=2",),
     "zero1": ("model.layers=8",),
     "hybrid-fsdp": ("model.layers=3",),
-    "fsdp-tensor": ("model.layers=2",),
     "pipeline-fsdp": ("model.layers=4",),
-    "experts-fsdp": ("model.layers=2", *EXPERTS),
     "experts-tensor": ("model.layers=3", *EXPERTS),
 }
 
