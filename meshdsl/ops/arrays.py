@@ -14,21 +14,6 @@ from meshdsl.lowering import collectives, kernels
 from meshdsl.lowering.kernels import Products
 
 
-def axes_of(tree) -> frozenset[str]:
-    """The axes over which the type of any array of a tree varies."""
-    return frozenset().union(*map(collectives.varying, jax.tree.leaves(tree)))
-
-
-def varying_together(tree) -> Any:
-    """A tree of arrays with types that all vary over the axes that any of them varies over.
-
-    Each device has a term of its own of every gradient: it is summed where an array is made to
-    vary. So this stands in front of a function that brings its own derivative.
-    """
-    axes = axes_of(tree)
-    return jax.tree.map(lambda x: collectives.vary(x, axes), tree)
-
-
 def varying_as(like, tree) -> Any:
     """A tree of arrays with types that vary over the axes that the array `like` varies over."""
     axes = collectives.varying(like)

@@ -27,7 +27,7 @@ from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op_many
 from meshdsl.lowering.nest import Nest
 from meshdsl.ops import component
-from meshdsl.ops.arrays import capped, in_order, padded, varying_together
+from meshdsl.ops.arrays import capped, in_order, padded
 from meshdsl.ops.checks import check_indices, checked_softcap
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
@@ -222,7 +222,7 @@ def _in_chunks(options: Options, chunk: int | None, operands: Operands):
 
     The latter is 0 for a token whose target is not in this part.
     """
-    operands = varying_together(operands)
+    operands = collectives.vary_together(operands)
     count = operands.targets.size
     chunks = 1 if chunk is None else max(1, -(-count // chunk))
     size = -(-count // chunks)

@@ -21,7 +21,7 @@ from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.lowering.moves.move import ByParts
-from meshdsl.ops.arrays import axes_of, in_order
+from meshdsl.ops.arrays import in_order
 from meshdsl.ops.checks import check_indices, one_of
 from meshdsl.ops.component import as_tensor
 from meshdsl.ops.declare import Case, Draw, op
@@ -158,7 +158,7 @@ def routed(
     order = (*tokens, *choices)
 
     def local(at: DeviceLoop, x_, ids_, weights_, *arrays):
-        axes = axes_of((x_, ids_, weights_, arrays))
+        axes = collectives.varying_in((x_, ids_, weights_, arrays))
         last = jnp.moveaxis(x_, x.dims.index(features), -1)
         rows = last.reshape(math.prod(last.shape[:-1]), features.size)
         ids_ = in_order(ids_, ids.dims, order).astype(jnp.int32)

@@ -26,7 +26,8 @@ import jax.numpy as jnp
 from jax import ad_checkpoint, lax
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.ops.arrays import as_one, varying_together
+from meshdsl.lowering import collectives
+from meshdsl.ops.arrays import as_one
 from meshdsl.ops.attention.blocks import HIDDEN, SAVED, Options, Sides
 from meshdsl.ops.attention.kernels import Place, products_of, visible_share
 from meshdsl.ops.attention.parts import Way
@@ -46,7 +47,7 @@ def attend(way: Way, place: Place, query, key, value, sides: Sides) -> jax.Array
     parts = place.parts if options.causal else 1
     known = _Cudnn(options, parts, place.counted, place.lowered)
     operands = by_position(query, heads * group), by_position(key, heads), by_position(value, heads)
-    output: Any = _cudnn(known, *varying_together((*operands, part)))
+    output: Any = _cudnn(known, *collectives.vary_together((*operands, part)))
     return jnp.swapaxes(output, 1, 2).reshape(*leading, *output.shape[1:2], *output.shape[3:])
 
 

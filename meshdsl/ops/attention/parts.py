@@ -23,7 +23,7 @@ from meshdsl.dims import Dim
 from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.moves.ring import Ring
-from meshdsl.ops.arrays import varying_as, varying_together
+from meshdsl.ops.arrays import varying_as
 from meshdsl.ops.attention import blocks
 from meshdsl.ops.attention.blocks import (
     HIDDEN,
@@ -105,14 +105,14 @@ def attend(way: Way, query, key, value, sides: Sides) -> jax.Array:
     A row that sees no column gets 0, and gradients of 0. Where the keys are split over devices,
     what each of them gives is a term of a sum.
     """
-    varying = varying_together((query, key, value, sides))
+    varying = collectives.vary_together((query, key, value, sides))
     _note(way, *varying)
     return _attend(way._replace(at=way.at.aside), *varying)
 
 
 def attend_whole(options: Options, query, key, value, sides: Sides) -> jax.Array:
     """As `attend`, by blocks, with all keys at hand."""
-    return _attend_whole(options, *varying_together((query, key, value, sides)))
+    return _attend_whole(options, *collectives.vary_together((query, key, value, sides)))
 
 
 @partial(jax.jit, static_argnums=0)
