@@ -58,10 +58,10 @@ def _of_elements(collective: Callable) -> Callable:
     """`collective`, which does not run where its operand has no elements."""
 
     @wraps(collective)
-    def run(x, *args, **how):
+    def run(x, *args, **options):
         if x.size:
-            return collective(x, *args, **how)
-        result = jax.eval_shape(lambda x: collective(x, *args, **how), x)
+            return collective(x, *args, **options)
+        result = jax.eval_shape(lambda x: collective(x, *args, **options), x)
         return vary(jnp.zeros(result.shape, result.dtype), varying(result))
 
     return run
@@ -76,13 +76,13 @@ def _without_ones(collective: Callable) -> Callable:
     """
 
     @wraps(collective)
-    def run(x, axes: Axes, *positions: int, **how):
+    def run(x, axes: Axes, *positions: int, **options):
         ones = [i for i, n in enumerate(x.shape) if n == 1 and i not in positions]
         if not ones or x.ndim - len(ones) < 2:
-            return collective(x, axes, *positions, **how)
+            return collective(x, axes, *positions, **options)
         moved = [at - sum(i < at for i in ones) for at in positions]
         without = [n for i, n in enumerate(x.shape) if i not in ones]
-        result = collective(x.reshape(without), axes, *moved, **how)
+        result = collective(x.reshape(without), axes, *moved, **options)
         sizes = iter(result.shape)
         return result.reshape([1 if i in ones else next(sizes) for i in range(x.ndim)])
 
@@ -176,7 +176,7 @@ def trace_state():
     return get_opaque_trace_state()
 
 
-def _scatter_by_gloo(ctx, x, **how):
+def _scatter_by_gloo(ctx, x, **options):
     """The lowering of a psum_scatter for CPUs, which takes another way in several processes.
 
     XLA:CPU leaves the collectives of several processes to gloo, also those between two devices of
@@ -187,8 +187,8 @@ def _scatter_by_gloo(ctx, x, **how):
     the order of the devices.
     """
     if not jax.distributed.is_initialized():
-        return parallel._reduce_scatter_lowering(lax.add_p, ctx, x, **how)
-    return mlir.lower_fun(_exchange_and_add, multiple_results=False)(ctx, x, **how)
+        return parallel._reduce_scatter_lowering(lax.add_p, ctx, x, **options)
+    return mlir.lower_fun(_exchange_and_add, multiple_results=False)(ctx, x, **options)
 
 
 def _exchange_and_add(x, *, scatter_dimension, axis_name, axis_index_groups, axis_size, tiled):

@@ -92,7 +92,7 @@ def value_and_grad(
             (value, aux), grads = _differentiated(run, arrays, args, turns)
         else:
             tensors = [_entered(t, scope, compute, reduce) for t in tensors]
-            args = _in_turn(args, turns, scope)
+            args = _whole_along(args, turns, scope)
             run, tensors, uses = traced(body, tensors, scope, _element(args, turns, 0), turns)
             arrays = [t.stored for t in tensors]
             (value, aux), grads = _differentiated(run, arrays, args, turns)
@@ -308,14 +308,14 @@ def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
         return settled.replace(array=settled.stored.astype(dtype))
 
 
-def _in_turn(args, dim: Dim | None, scope: Scope):
+def _whole_along(args, dim: Dim | None, scope: Scope):
     """`args`, with every Tensor that has `dim` whole along it and each element split by the law."""
     if dim is None:
         return args
     op = scope.recorder.begin("accumulate", (dim,), ((),))
 
     def turn(x):
-        return resharding.in_turn(x, (dim,), op) if is_tensor(x) and dim in x.dims else x
+        return resharding.whole_along(x, (dim,), op) if is_tensor(x) and dim in x.dims else x
 
     return jax.tree.map(turn, args, is_leaf=is_tensor)
 

@@ -164,7 +164,7 @@ def plain(x: Tensor) -> Tensor:
     return Tensor(x.array, x.dims, x.role, x.placement._replace(dtypes=None, level=level))
 
 
-def in_turn(x: Tensor, dims: Dims, op: Op) -> Tensor:
+def whole_along(x: Tensor, dims: Dims, op: Op) -> Tensor:
     """`x` as a loop over `dims` takes it: whole along `dims`, each element split by the law."""
     if x.placement is None:
         return x
@@ -174,7 +174,7 @@ def in_turn(x: Tensor, dims: Dims, op: Op) -> Tensor:
         x = take_sums(x)
     if x.placement.axes == split:
         copy = copy_of(x)
-        return x if copy is None else with_copy(x, in_turn(copy, dims, op))
+        return x if copy is None else with_copy(x, whole_along(copy, dims, op))
     names = ", ".join(f"`{d.name}`" for d in dims)
     return reshard(x, split, x.placement.scope, op, lambda _: f"a loop over {names} needs it whole")
 

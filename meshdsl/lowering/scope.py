@@ -19,6 +19,7 @@ from meshdsl.lowering import collectives
 from meshdsl.lowering.moves.turns import Turn
 from meshdsl.program.recorder import Recorder
 from meshdsl.rules import Rule
+from meshdsl.splits.changes import Split
 from meshdsl.tensor import Tensor
 from meshdsl.values import other_shape
 
@@ -74,18 +75,18 @@ class Scope:
         self._wastes: dict = {}
         self._shapes: dict = {}
 
-    def split(self, dims: Dims, level: str = "rules") -> tuple[tuple[str, ...], ...]:
+    def split(self, dims: Dims, level: str = "rules") -> Split:
         """For each of `dims` the axes that split it by the law.
 
         Parameters, and what is computed from parameters alone, are split as at rest: evenly.
         """
         return self._split(dims, level, at_rest=level != "rules")
 
-    def at_rest(self, dims: Dims, level: str = "rules") -> tuple[tuple[str, ...], ...]:
+    def at_rest(self, dims: Dims, level: str = "rules") -> Split:
         """As `split`, for Tensors that enter or leave the lowering: no dim is ever padded."""
         return self._split(dims, level, at_rest=True)
 
-    def _split(self, dims: Dims, level: str, at_rest: bool) -> tuple[tuple[str, ...], ...]:
+    def _split(self, dims: Dims, level: str, at_rest: bool) -> Split:
         key = (dims, level, at_rest)
         found = self._splits.get(key)
         if found is None:
@@ -115,7 +116,7 @@ class Scope:
             self._parts[key] = self.padded(dim, axes) // self.parts(axes)
         return self._parts[key]
 
-    def local_shape(self, dims: Dims, axes: tuple[tuple[str, ...], ...]) -> tuple[int, ...]:
+    def local_shape(self, dims: Dims, axes: Split) -> tuple[int, ...]:
         """The shape that an array of `dims` has on each device when `axes` split it."""
         key = (dims, axes)
         if key not in self._shapes:
@@ -123,7 +124,7 @@ class Scope:
             self._shapes[key] = tuple(parts)
         return self._shapes[key]
 
-    def orders(self, dims: Dims, axes: tuple[tuple[str, ...], ...]) -> Orders:
+    def orders(self, dims: Dims, axes: Split) -> Orders:
         """The orders of `dims`, split over `axes`, that are not in natural order."""
         named = self.layout.orders
         if not named:
@@ -131,7 +132,7 @@ class Scope:
         pairs = zip(dims, axes, strict=True)
         return {d: named[d.name] for d, a in pairs if d.name in named and self.parts(a) > 1}
 
-    def waste(self, dims: Dims, axes: tuple[tuple[str, ...], ...]) -> float:
+    def waste(self, dims: Dims, axes: Split) -> float:
         """The work on padding, as a fraction of the work on elements, of a loop split so."""
         key = (dims, axes)
         if key not in self._wastes:
@@ -165,9 +166,7 @@ class Scope:
         """The turn of the loop whose axis is among `axes`; None if there is no such loop."""
         return next((self.turns[a] for a in axes if a in self.turns), None) if self.turns else None
 
-    def in_turn(
-        self, dims: Dims, split: tuple[tuple[str, ...], ...]
-    ) -> tuple[Dims, tuple[tuple[str, ...], ...]]:
+    def in_turn(self, dims: Dims, split: Split) -> tuple[Dims, Split]:
         """`dims` with the sizes of this turn's slices, and `split` without the axes of turns."""
         if not self.turns:
             return dims, split

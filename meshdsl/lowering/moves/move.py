@@ -23,12 +23,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.dims import Dim, Dims
+from meshdsl.lowering.collectives import Axes
 from meshdsl.lowering.scope import Scope
 from meshdsl.program.recorder import Move as Recorded
 from meshdsl.program.recorder import Op
 from meshdsl.splits.changes import Split
-
-Axes = tuple[str, ...]
 
 
 class ByParts(NamedTuple):

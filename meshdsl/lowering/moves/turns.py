@@ -26,11 +26,10 @@ from jax import lax
 
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
+from meshdsl.lowering.collectives import Axes
 from meshdsl.splits.changes import Change, Split, padded_changes
 from meshdsl.splits.regrouping import Group, best_splits
 from meshdsl.tensor import Tensor
-
-Axes = tuple[str, ...]
 
 
 class Closures:
