@@ -13,13 +13,13 @@ _STEP = 1e-3  # how far offsets that balance the load move in a step, as in Deep
 
 
 class Choice(PyTreeNode):
-    """What a router chooses for each token.
+    """The experts that a router has chosen for each token.
 
     Attributes:
       experts: the numbers of the experts, the best first; the dims of the tokens, and `top`.
-      weights: of what they give; the same dims.
-      scores: of all experts, which are to be balanced; the dims of the tokens, and `routes`.
-      logits: the same before they became scores.
+      weights: the weights of the experts' results; the same dims.
+      scores: the scores of all experts; the dims of the tokens, and `routes`.
+      logits: the logits from which the scores were computed; the same dims.
     """
 
     experts: md.Tensor
@@ -37,17 +37,18 @@ class Router(PyTreeNode):
     Attributes:
       weight: dims d_model and routes.
       bias: added to the logits; the dim routes. None for none, as in most models.
-      offset: added to the scores that choose, and not to those that weigh (DeepSeek-V3); the dim
-        routes. None for none. It is no subject of the loss: `settling` of `Load` makes its gradient
-        the difference between the load of an expert and the mean load, and an optimizer of
-        `meshdsl train` moves it a small step against the sign of that, once per step.
+      offset: added to the scores by which experts are chosen, and not to those that become weights
+        (DeepSeek-V3); the dim routes. None for none. The loss does not depend on it: by `settling`
+        of `Load` its gradient is the difference between the load of an expert and the mean load,
+        and an optimizer of `meshdsl train` moves it a small step against the sign of this
+        gradient, once per step.
       top: how many experts a token has.
-      scores: what makes scores of logits: a `softmax` over all experts, or a `sigmoid` for each.
-      normalise: the weights of a token are divided by their sum.
+      scores: how logits become scores: by a `softmax` over all experts, or a `sigmoid` for each.
+      normalise: whether the weights of a token are divided by their sum.
       scale: a factor of the weights.
-      groups: the experts stand in so many groups, of which a token uses `groups_used`.
-      groups_used: 0: all of them. The best groups are those of which the two best experts, with
-        `sigmoid`, or the best expert, with `softmax`, have the highest scores.
+      groups: into how many groups the experts are divided.
+      groups_used: how many groups a token uses; 0: all. It uses the groups whose best expert, with
+        `softmax`, or whose two best experts together, with `sigmoid`, have the highest scores.
     """
 
     weight: md.Tensor
@@ -129,7 +130,7 @@ class Router(PyTreeNode):
         return Choice(chosen, weights * self.scale, scores, logits)
 
     def _usable(self, scores: md.Tensor, routes: md.Dim) -> md.Tensor:
-        """Whether an expert stands in one of the groups that a token uses."""
+        """Whether an expert is in one of the groups that a token uses."""
         groups = md.Dim("route_groups", self.groups)
         members = md.Dim("group_routes", routes.size // self.groups)
         apart = md.reshape(scores, tuple(e for d in scores.dims for e in self._apart(d, groups)))

@@ -284,11 +284,7 @@ class Way(NamedTuple):
         return array
 
     def _leg(self, array, leg: Leg, before: Orders, after: Orders, op: Op) -> jax.Array:
-        """The array at the end of a leg.
-
-        Args:
-          before, after: the orders of parts at the beginning and at the end of the leg.
-        """
+        """The array at the end of a leg; its parts are in these orders before and after."""
         (dims, now, then, _), scope = leg, self.scope
         axes = list(now)
         order_at = []  # for each dim the order of its parts
@@ -324,8 +320,7 @@ class Way(NamedTuple):
         """The array after the parts of a dim have exchanged blocks, into an order or back.
 
         Args:
-          at: the position of the dim.
-          axes: the axes that split the dim.
+          at, axes: the position of the dim, and the axes that split it.
           into: from the natural order into `order`; otherwise back.
         """
         if order is NATURAL:
@@ -341,11 +336,7 @@ class Way(NamedTuple):
         return order.reordered(array, at, axes, scope.sizes, send, into=into)
 
     def _changed(self, array, change: Change, order_at: list[Move], op: Op) -> jax.Array:
-        """The array after one change, which is written down in the record of `op`.
-
-        Args:
-          order_at: the order of the parts of each dim.
-        """
+        """The array after one change; `order_at` has the order of the parts of each dim."""
         scope, before, axes = self.scope, nbytes(array), change.axes
         crosses, parts = axes, scope.parts(axes)
         if change.operation in ("psum_scatter", "all_to_all"):
