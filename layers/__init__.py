@@ -19,7 +19,7 @@ from meshdsl.layers.attention import Attention, Cache, Documents, Window
 from meshdsl.layers.conv import Conv, ConvTranspose
 from meshdsl.layers.dropout import Dropout
 from meshdsl.layers.embedding import Embedding
-from meshdsl.layers.experts import Experts, Load, Router
+from meshdsl.layers.experts import Experts, Load
 from meshdsl.layers.latent_attention import LatentAttention
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.loss import classification_loss, cross_entropy
@@ -27,6 +27,7 @@ from meshdsl.layers.mlp import MLP, MLPS, SwiGLU
 from meshdsl.layers.norm import NORMS, GroupNorm, LayerNorm, RMSNorm
 from meshdsl.layers.relative import RelativeBias
 from meshdsl.layers.rotary import LinearScaling, Llama3Scaling, YarnScaling, angles, rotate
+from meshdsl.layers.router import Router
 from meshdsl.layers.stack import REMATS, Stack, recomputed
 
 __all__ = [

@@ -1,15 +1,15 @@
 """A mixture of experts: a feed-forward layer of which each token uses a few parts.
 
 A router gives every token a score for each expert. The token goes through the experts with the
-highest scores, and what they give is added up by weights that follow from the scores.
+highest scores, and their results are added up with weights that follow from the scores.
 
     experts = Experts.init(key, d_model, d_ff, md.Dim("experts", 8), top=2)
     experts(x)                      # [batch, length, d_model] -> the same
-    y, load = experts.with_load(x)  # and what is to be balanced, for the loss
+    y, load = experts.with_load(x)  # and the load of the experts, for a loss that balances it
 
 Without `capacity` no token is dropped. Tokens are sorted by their expert, and each expert
 multiplies the tokens that it has (Gale et al., 2022, MegaBlocks). With a `capacity` every expert
-has room for so many tokens of each sequence, and those that find no room are left out (Lepikhin et
+has room for a fixed number of tokens of each sequence, and further tokens are left out (Lepikhin et
 al., 2020, GShard). Then a layout that splits the experts moves tokens by two all_to_alls.
 """
 
@@ -28,10 +28,8 @@ from flax.struct import PyTreeNode
 import meshdsl as md
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.mlp import SwiGLU
+from meshdsl.layers.router import Choice, Router
 from meshdsl.ops.checkpoint import HIDDEN
-
-SCORES = ("softmax", "sigmoid")
-_STEP = 1e-3  # of the offsets that balance the load, that of DeepSeek-V3
 
 
 def swiglu(gate, up):
@@ -60,145 +58,6 @@ class Load(PyTreeNode):
     settling: md.Tensor | None
 
 
-class Choice(PyTreeNode):
-    """What a router chooses for each token.
-
-    Attributes:
-      experts: the numbers of the experts, the best first; the dims of the tokens, and `top`.
-      weights: of what they give; the same dims.
-      scores: of all experts, which are to be balanced; the dims of the tokens, and `routes`.
-      logits: the same before they became scores.
-    """
-
-    experts: md.Tensor
-    weights: md.Tensor
-    scores: md.Tensor
-    logits: md.Tensor
-
-
-class Router(PyTreeNode):
-    """Scores for each token and expert, and the `top` experts of each token.
-
-    It computes in float32. Its dim of experts is called `routes`: a rule of a layout for `experts`
-    is about their weights, and a router is too small to be split.
-
-    Attributes:
-      weight: dims d_model and routes.
-      bias: added to the logits; the dim routes. None for none, as in most models.
-      offset: added to the scores that choose, and not to those that weigh (DeepSeek-V3); the dim
-        routes. None for none. It is no subject of the loss: `settling` of `Load` makes its gradient
-        the difference between the load of an expert and the mean load, and an optimizer of
-        `meshdsl train` moves it a small step against the sign of that, once per step.
-      top: how many experts a token has.
-      scores: what makes scores of logits: a `softmax` over all experts, or a `sigmoid` for each.
-      normalise: the weights of a token are divided by their sum.
-      scale: a factor of the weights.
-      groups: the experts stand in so many groups, of which a token uses `groups_used`.
-      groups_used: 0: all of them. The best groups are those of which the two best experts, with
-        `sigmoid`, or the best expert, with `softmax`, have the highest scores.
-    """
-
-    weight: md.Tensor
-    bias: md.Tensor | None
-    offset: md.Tensor | None
-    top: int = struct.field(pytree_node=False)
-    scores: str = struct.field(pytree_node=False, default="softmax")
-    normalise: bool = struct.field(pytree_node=False, default=True)
-    scale: float = struct.field(pytree_node=False, default=1.0)
-    groups: int = struct.field(pytree_node=False, default=1)
-    groups_used: int = struct.field(pytree_node=False, default=0)
-
-    @classmethod
-    def init(
-        cls,
-        key,
-        d_model: md.Dim,
-        experts: int,
-        top: int,
-        *,
-        biased: bool = False,
-        offset: bool = False,
-        scores: str = "softmax",
-        normalise: bool = True,
-        scale: float = 1.0,
-        groups: int = 1,
-        groups_used: int = 0,
-    ):
-        """Normal weights, and offsets and biases of zero.
-
-        Raises:
-          MeshDSLError: there are fewer experts than `top`, also in the groups that are used; they
-            do not divide into the groups; or there are no such scores.
-        """
-        routes = md.Dim("routes", experts)
-        if scores not in SCORES:
-            raise md.MeshDSLError(f"Router: scores are one of {', '.join(SCORES)}, not {scores!r}")
-        if not 1 <= top <= experts:
-            raise md.MeshDSLError(f"Router: {top} of {experts} experts; a token has 1 or more")
-        if groups < 1 or experts % groups or not 0 <= groups_used <= groups:
-            raise md.MeshDSLError(
-                f"Router: {experts} experts do not divide into {groups} groups, of which "
-                f"{groups_used} are used"
-            )
-        if groups_used and top > experts // groups * groups_used:
-            raise md.MeshDSLError(
-                f"Router: {top} experts for each token, and {groups_used} groups have "
-                f"{experts // groups * groups_used}"
-            )
-        return cls(
-            weight=md.normal(key, (d_model, routes), ins=d_model),
-            bias=md.zeros(routes) if biased else None,
-            offset=settled(md.zeros(routes)) if offset else None,
-            top=top,
-            scores=scores,
-            normalise=normalise,
-            scale=scale,
-            groups=groups,
-            groups_used=groups_used,
-        )
-
-    def __call__(self, x: md.Tensor) -> Choice:
-        """The experts of each token of `x`, which has d_model and any other dims."""
-        routes, wide = self.weight.dims[-1], lambda t: md.cast(t, jnp.float32)
-        logits = md.dot(wide(x), wide(self.weight))
-        if self.bias is not None:
-            logits = logits + wide(self.bias)
-        scores = md.sigmoid(logits) if self.scores == "sigmoid" else md.softmax(logits, routes)
-        choosing = md.stop_gradient(scores)
-        if self.offset is not None:
-            choosing = choosing + md.stop_gradient(wide(self.offset))
-        if 0 < self.groups_used < self.groups:
-            choosing = md.where(self._usable(choosing, routes), choosing, -jnp.inf)
-        _, chosen = md.top_k(choosing, routes, md.Dim("top", self.top))
-        # A lookup would be differentiated to a scatter, which costs more than a sum over routes.
-        weights = md.sum(md.where(md.one_hot(chosen, routes, bool), scores, 0.0), routes)
-        if self.normalise:
-            weights = weights / (md.sum(weights, "top") + 1e-20)
-        return Choice(chosen, weights * self.scale, scores, logits)
-
-    def _usable(self, scores: md.Tensor, routes: md.Dim) -> md.Tensor:
-        """Whether an expert stands in one of the groups that a token uses."""
-        groups = md.Dim("route_groups", self.groups)
-        members = md.Dim("group_routes", routes.size // self.groups)
-        apart = md.reshape(scores, tuple(e for d in scores.dims for e in self._apart(d, groups)))
-        best = 2 if self.scores == "sigmoid" and members.size > 1 else 1
-        of_groups = md.sum(md.top_k(apart, members, md.Dim("best", best))[0], "best")
-        _, used = md.top_k(of_groups, groups, md.Dim("used", self.groups_used))
-        usable = md.any(md.one_hot(used, groups, bool), "used")
-        return md.reshape(md.broadcast(usable, (*usable.dims, members)), scores.dims)
-
-    def _apart(self, d: md.Dim, groups: md.Dim) -> tuple[md.Dim, ...]:
-        if d.name != "routes":
-            return (d,)
-        return groups, md.Dim("group_routes", d.size // self.groups)
-
-
-def settled(offset: md.Tensor) -> md.Tensor:
-    """`offset` as a parameter that moves by a small step against the sign of its gradient."""
-    assert offset.role is not None
-    return offset.replace(role=offset.role._replace(signs=_STEP))
-
-
 class Experts(PyTreeNode):
     """A feed-forward layer with a gate, of many experts; see `SwiGLU` for one.
 
@@ -211,14 +70,15 @@ class Experts(PyTreeNode):
       up: the same.
       down: dims experts, d_ff and d_model.
       biases: of gate, up and down, each with experts and what comes out; None for none.
-      shared: what every token goes through beside its experts; None for none.
-      shared_gate: of which the sigmoid multiplies what `shared` gives, as in Qwen2-MoE; None: 1.
-      capacity: an expert has room for so many times the tokens of a sequence that it would have if
-        all had the same; 0: no token is dropped.
-      along: the dim that a sequence is. Room is counted in each sequence by itself, and tokens are
-        served in their order, so that no token changes what becomes of an earlier one, and no
-        layout what is dropped. Without this dim, as in decoding, no token is dropped.
-      activation: of the arrays that gate and up give.
+      shared: a layer that every token goes through beside its experts; None for none.
+      shared_gate: a layer whose sigmoid multiplies the result of `shared`, as in Qwen2-MoE; None
+        for no such factor.
+      capacity: the room of an expert, as a multiple of the tokens of a sequence that it would have
+        if all experts had equally many; 0: no token is dropped.
+      along: the dim of the positions of a sequence. Each sequence has its own room, and its tokens
+        get room in their order. So a token never changes the result of an earlier one, and no
+        layout changes which tokens are dropped. Without this dim, as in decoding, none is dropped.
+      activation: a function of the arrays that `gate` and `up` give.
     """
 
     router: Router
@@ -255,8 +115,8 @@ class Experts(PyTreeNode):
         Args:
           bias: all three matrices have biases, which begin with zeros.
           out_std: the standard deviation of the weights of `down`.
-          shared: the d_ff of what all tokens go through; 0 for none.
-          shared_gate: whether each token has a factor of what that gives.
+          shared: the d_ff of the layer that all tokens go through; 0 for none.
+          shared_gate: whether a factor of each token multiplies the result of that layer.
           router: further arguments of `Router.init`.
 
         Raises:
@@ -270,14 +130,14 @@ class Experts(PyTreeNode):
         for_gate = jax.random.fold_in(for_shared, 0)
         into = lambda k: md.normal(k, (experts, d_model, d_ff), ins=d_model)
         biases = [md.zeros((experts, d)) for d in (d_ff, d_ff, d_model)]
-        made = SwiGLU.init(for_shared, d_model, md.Dim(d_ff.name, shared)) if shared else None
+        of_all = SwiGLU.init(for_shared, d_model, md.Dim(d_ff.name, shared)) if shared else None
         return cls(
             router=Router.init(for_router, d_model, experts.size, top, **router),
             gate=into(gate),
             up=into(up),
             down=md.normal(down, (experts, d_ff, d_model), ins=d_ff, std=out_std),
             biases=(biases[0], biases[1], biases[2]) if bias else None,
-            shared=made,
+            shared=of_all,
             shared_gate=Linear.init(for_gate, d_model, ()) if shared_gate else None,
             capacity=capacity,
             along=along,
@@ -295,7 +155,7 @@ class Experts(PyTreeNode):
         return y, self._load(choice, kept)
 
     def _through(self, x: md.Tensor, choice: Choice) -> tuple[md.Tensor, md.Tensor | None]:
-        """What the layer gives, and whether each choice found room; None where there is no end."""
+        """The result, and whether each choice has found room; None if room has no limit."""
         if self.capacity and self.along in [d.name for d in x.dims]:
             y, kept = self._with_room(x, choice)
         else:
@@ -318,9 +178,16 @@ class Experts(PyTreeNode):
                 hidden = [h + groups.take(b) for h, b in zip(hidden, biases, strict=True)]
             return groups.dot(self.activation(*hidden).astype(rows.dtype), down)
 
-        operands = (*weights, *biases)
-        how = {"sums": d_ff, "name": "experts"}
-        y = md.routed(expert, x, choice.experts, choice.weights, operands, experts, **how)
+        y = md.routed(
+            expert,
+            x,
+            choice.experts,
+            choice.weights,
+            (*weights, *biases),
+            experts,
+            sums=d_ff,
+            name="experts",
+        )
         return y if self.biases is None else y + md.cast(self._bias_after(choice), y.dtype)
 
     def _bias_after(self, choice: Choice) -> md.Tensor:
@@ -340,9 +207,16 @@ class Experts(PyTreeNode):
         x = md.transpose(x, (*others, length, d_model))
         # With the experts in front, the products take and give arrays as they lie.
         slots = experts, *others, room
-        how = {"out": (*slots, d_model), "whole": length, "name": "dispatch"}
-        sent = md.local(partial(dispatched, experts.size), x, slot, token, **how)
-        # What has travelled is kept along with what is made of it, and does not travel again.
+        sent = md.local(
+            partial(dispatched, experts.size),
+            x,
+            slot,
+            token,
+            out=(*slots, d_model),
+            whole=length,
+            name="dispatch",
+        )
+        # Tokens that have travelled are kept with the products, so that they do not travel again.
         sent = md.checkpoint_name(sent, HIDDEN)
         gate, up = (
             md.einsum(sent, md.cast(w, x.dtype), out=(*slots, d_ff)) for w in (self.gate, self.up)
@@ -356,20 +230,20 @@ class Experts(PyTreeNode):
         y = md.einsum(hidden, md.cast(self.down, x.dtype), out=(*slots, d_model))
         if self.biases is not None:
             y = y + md.cast(self.biases[2], y.dtype)
-        # No rule speaks of the slots of tokens, so that they come back here.
+        # No rule splits the dim `expert_slots`, so this brings the results back to their tokens.
         back = md.checkpoint_name(md.rename(y, experts, "expert_slots"), HIDDEN)
-        # With the whole length its gradient is gathered, which is smaller than that of the slots.
-        how = {"out": x.dims, "whole": (back.dims[0], room, length), "name": "combine"}
-        y = md.local(combined, back, weights, slot, token, **how)
+        # The whole length: then its gradient is gathered, which is smaller than that of the slots.
+        whole = back.dims[0], room, length
+        y = md.local(combined, back, weights, slot, token, out=x.dims, whole=whole, name="combine")
         return y, slot < experts.size * room.size
 
     def _slots(self, x: md.Tensor, choice: Choice, experts: md.Dim, length: md.Dim):
-        """Where each choice goes.
+        """The slot of each choice.
 
         Returns:
-          For each choice the number of its slot, and beyond all slots if it is dropped; for each
-          slot the number of the choice that it has, and beyond all choices if it is empty; and the
-          dim of the slots of one expert.
+          For each choice the number of its slot; the number of all slots if the choice is dropped.
+          For each slot the number of its choice; the number of all choices if the slot is empty.
+          And the dim of the slots of one expert.
         """
         top = choice.experts.dim("top")
         choices = md.Dim("choices", length.size * top.size)
@@ -395,7 +269,7 @@ class Experts(PyTreeNode):
         balance = md.mean(md.sum(share * probability, routes)) * routes.size
         settling = None
         if self.router.offset is not None:
-            # Sequence by sequence, because a pipeline has only some of these at a time.
+            # In each sequence by itself: a pipeline has only some of the sequences at a time.
             offset = md.cast(self.router.offset, jnp.float32)
             excess = md.stop_gradient(share - 1 / routes.size)
             term = md.mean(md.sum(excess * offset, routes))
@@ -411,7 +285,7 @@ def dispatched(experts: int, x, slot, token):
     """The tokens in the slots of the experts, and zeros in those that are empty.
 
     Args:
-      experts: how many.
+      experts: how many experts there are.
       x: [..., length, d_model].
       slot: the number of the slot of each choice; [..., length, top].
       token: the number of the choice in each slot; [..., slots].
@@ -431,7 +305,7 @@ dispatched.defvjp(
 
 @jax.custom_vjp
 def combined(y, weights, slot, token):
-    """For each token the weighted sum of what its choices gave; those without a slot gave nothing.
+    """For each token the weighted sum of the results of its choices, without the dropped ones.
 
     Args:
       y: [experts, ..., room, d_model].

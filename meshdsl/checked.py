@@ -93,9 +93,10 @@ _ADVICE = {
 
 def _kinds(hint) -> tuple | None:
     """What a value with this annotation may be; None where the function checks for itself."""
-    if hint is DTypeLike:
-        return (DTypeLike,)
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    of_dtype = get_args(DTypeLike)  # it is a union itself, so `DTypeLike | None` has its members
+    if set(of_dtype) <= set(members):
+        members = (DTypeLike, *(m for m in members if m not in of_dtype))
     kinds = tuple(m if m in _KINDS else get_origin(m) for m in members)
     return kinds if set(kinds) <= set(_KINDS) and not {Dim, str} <= set(kinds) else None
 

@@ -24,6 +24,7 @@ class Flag:
       help: what it is for.
       type: makes the value of a text.
       any_text: the value may look like a setting `key=value` or like a flag, as in `--mesh data=4`.
+      several: the flag may be given several times; its value is the list of all that were given.
       missing: for a flag that must be given, what the user is told where it is not; argparse has
         a sentence of its own for those with `required=True`.
       options: what else `argparse.ArgumentParser.add_argument` takes: `default`, `choices`, ...
@@ -36,6 +37,7 @@ class Flag:
         type: Callable[[str], Any] | None = None,
         *,
         any_text: bool = False,
+        several: bool = False,
         missing: str = "",
         **options: Any,
     ):
@@ -43,6 +45,9 @@ class Flag:
         self._value = self._value or "|".join(options.get("choices", ()))
         self.any_text = any_text
         self.missing = missing
+        if several:
+            help += "; may be given several times"
+            options |= {"action": "append", "default": []}
         self.options = {"help": help} | ({"type": type} if type else {}) | options
         if not self._value:
             self.options.setdefault("action", "store_true")

@@ -1,4 +1,4 @@
-"""What a transformer is made of: each choice is a setting, and a style is a set of defaults.
+"""The choices that make a transformer: each choice is a setting, and a style is a set of defaults.
 
     Architecture(style="qwen3", layers=36, d_model=4096)   # as Qwen3 chooses
     Architecture(style="llama", query_norm="head")         # as Llama, with one thing of Qwen3
@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import meshdsl as md
-from meshdsl.errors import nearest
 from meshdsl.fields import bounded, chosen, listed
-from meshdsl.layers.experts import SCORES
 from meshdsl.layers.norm import EPSILON
 from meshdsl.layers.rotary import (
     DynamicScaling,
@@ -27,11 +25,12 @@ from meshdsl.layers.rotary import (
     Scaling,
     YarnScaling,
 )
+from meshdsl.layers.router import SCORES
 from meshdsl.models.families import ADAPTERS
 from meshdsl.models.families.decoder import BIASES, CLAMPED, Decoder
 from meshdsl.models.families.rope import SCALINGS
+from meshdsl.models.setting_checks import STYLE, check
 
-STYLE = "style"  # the value of a choice that is left to the style
 ACTIVATIONS: dict[str, Callable[[md.Tensor], md.Tensor]] = {
     "gelu": md.gelu,
     "gelu_exact": lambda x: md.gelu(x, approximate=False),
@@ -52,7 +51,7 @@ LLAMA: dict[str, Any] = {
     "sinks": "no",
     "router_bias": "no",
 }
-# What each style chooses is in its adapter, as far as Llama chooses otherwise.
+# The adapter of each style has the choices in which the style differs from Llama.
 STYLES = {
     name: {**LLAMA, **adapter.choices}
     for name, adapter in ADAPTERS.items()
@@ -69,21 +68,23 @@ def _of_style(*known: str) -> Any:
 class Architecture(md.Family):
     """Sizes and choices of a transformer, all of which change what it computes.
 
-    A choice of which the value is `style` is that of the style.
+    A choice whose value is `style` is made by the style.
 
     Attributes:
-      style: the family of models that it is of: the defaults of its choices.
-      layers: how many blocks, those of `dense_layers` among them.
+      style: the family of models whose choices are the defaults.
+      layers: how many blocks there are, those of `dense_layers` among them.
       d_model: the size of the residual stream.
       heads: heads of queries; it divides `d_model`, unless `head_dim` is set.
       kv_heads: heads of keys and values, which divide `heads`; 0: as many as `heads`.
       head_dim: the size of a head; 0: `d_model / heads`.
-      latent: keys and values are made of so many features, which alone are kept in decoding (latent
-        attention, DeepSeek-V2); 0: of `d_model`. With it `head_dim` is the size of what rotary
-        positions do not turn of a head.
-      query_latent: queries are made of so many features; 0: of `d_model`. With `latent`.
-      turned: how many features of a head rotary positions turn, with `latent`.
-      value_dim: the size of the values of a head; 0: `head_dim`. With `latent`.
+      latent: the number of features from which keys and values are computed, and which alone are
+        kept in decoding (latent attention, DeepSeek-V2); 0: keys and values are computed from
+        `d_model`. With `latent`, `head_dim` counts the features of a head that rotary positions do
+        not turn.
+      query_latent: with `latent`, the number of features from which queries are computed; 0: they
+        are computed from `d_model`.
+      turned: with `latent`, how many features of a head rotary positions turn.
+      value_dim: with `latent`, the size of the values of a head; 0: `head_dim`.
       d_ff: the size between the matrices of the feed-forward layer; 0: 4 times `d_model` in `gpt2`,
         and 8/3 of it, rounded up to a multiple of 64, in `llama` and wherever there is a gate.
       vocab: how many tokens there are; at least as many as the tokenizer has.
@@ -99,57 +100,61 @@ class Architecture(md.Family):
       positions: `rotary` positions turn queries and keys; `learned` ones are added to the
         embedding.
       rotary_local_base: the base in layers with a window; 0: the same.
-      rotary_fraction: which part of each head rotary positions turn.
+      rotary_fraction: the fraction of the features of a head that rotary positions turn.
       rotary_scaling: how wavelengths are made longer for sequences that are longer than those of
         training: all alike (`linear`), as in Llama 3.1 (`llama3`), by YaRN (`yarn`), by a factor
         for each (`longrope`), or by a base that grows with the text (`dynamic`). With
         `rotary_local_base`, in layers without a window.
-      rotary_factor: how many times as long.
-      rotary_length: of the sequences of training, for all but `linear`.
-      rotary_low: wavelengths that fit fewer times into `rotary_length` are made longer in full.
-      rotary_high: those that fit more often stay as they are: 4 in Llama 3.1, 32 in YaRN.
-      rotary_whole: the ends of the line over wavelengths in YaRN are at whole numbers of them; not
-        in gpt-oss.
+      rotary_factor: how many times as long the wavelengths, or sequences, become.
+      rotary_length: the length of sequences in training, for every scaling but `linear`.
+      rotary_low: wavelengths that fit fewer times than this into `rotary_length` are made longer by
+        the whole factor.
+      rotary_high: wavelengths that fit more often than this stay as they are: 4 in Llama 3.1, 32 in
+        YaRN. In between, the factor changes gradually: in YaRN along a line over the pairs of
+        features that are turned.
+      rotary_whole: whether that line begins and ends at whole numbers of pairs; not in gpt-oss.
       rotary_gain: the factor of cosine and sine in YaRN; 0: one plus a tenth of the logarithm of
         `rotary_factor`. In `longrope` too; 0: 1.
-      rotary_score_gain: scores are multiplied by the square of one plus so many tenths of the
-        logarithm of `rotary_factor`, as `mscale_all_dim` of DeepSeek says. With `latent`.
+      rotary_score_gain: with `latent`, scores are multiplied by the square of
+        `1 + rotary_score_gain / 10 * log(rotary_factor)`, which is `mscale_all_dim` of DeepSeek.
       rotary_short: the factors of wavelengths for `longrope`, in texts of at most `rotary_length`
         tokens; one for each pair of features that is turned.
-      rotary_long: those in longer texts.
+      rotary_long: these factors in longer texts.
       mlp: the feed-forward layer: two matrices (`plain`), or three with a gate (`gated`).
-      activation: of the feed-forward layer: `gelu` is its usual approximation by a tanh, and
-        `clamped` that of gpt-oss, with `activation_limit` and `activation_slope`.
-      activation_limit: what gate and the other products are clamped to.
-      activation_slope: of the sigmoid of the gate.
+      activation: the activation of the feed-forward layer. `gelu` is the usual approximation by a
+        tanh, and `clamped` the activation of gpt-oss, with `activation_limit` and
+        `activation_slope`.
+      activation_limit: the largest absolute value of the gate and of its factor.
+      activation_slope: the slope of the sigmoid of the gate.
       biases: which linear layers have biases: any of query, key, value, out and mlp.
       tied: the output layer shares the table of the embedding.
       embedding_scale: embeddings are multiplied by the `root` of `d_model`, as in Gemma.
       sinks: each head has one more score, without a value, so that it may attend to nothing.
       attention_softcap: scores of attention are bounded to it by a tanh; 0: they are not.
       logit_softcap: logits are bounded to it by a tanh; 0: they are not.
-      query_scale: scores are divided by the root of it; 0: of `head_dim`.
-      window: in local layers positions see those that are less than this many away; 0: all.
-      pattern: which layers are `local` and which `global`, in turn, and so on from the beginning.
+      query_scale: scores are divided by the square root of this number; 0: of `head_dim`.
+      window: in local layers a position sees those that are less than this many away; 0: all.
+      pattern: which layers are `local` and which `global`; it repeats until all layers have a kind.
       causal: positions see themselves and those before them only.
-      parallel: whether both sublayers of a block read what the block is given, with one norm that
+      parallel: whether both sublayers of a block read the input of the block, with one norm that
         they share (`shared`), or with a norm each (`separate`); `none`: one after the other.
-      dense_layers: so many blocks at the beginning have no experts.
-      dense_d_ff: their size between the matrices; 0: `d_ff`.
-      experts: how many feed-forward layers of the size `d_ff` stand in the place of one, of which
-        each token uses a few; 0: there is one, for all tokens.
+      dense_layers: how many blocks at the beginning have no experts.
+      dense_d_ff: the size between the matrices in these blocks; 0: `d_ff`.
+      experts: how many feed-forward layers of the size `d_ff` a block has, of which each token uses
+        a few; 0: one layer for all tokens.
       experts_used: how many experts a token uses.
-      experts_shared: the size between the matrices of a further one that all tokens use; 0: none.
-      experts_shared_gate: the sigmoid of a product with the token multiplies what the further one
-        gives, as in Qwen2-MoE.
-      capacity: each expert has room for so many times its fair share of the tokens of a sequence,
-        and what finds no room is left out; 0: nothing is left out.
-      router_scores: what the router ranks experts by: a `softmax` over all of them, or a `sigmoid`
-        for each, as in DeepSeek-V3.
-      router_normalise: the weights of the experts of a token are divided by their sum.
+      experts_shared: the size between the matrices of a further expert that all tokens use; 0:
+        there is no such expert.
+      experts_shared_gate: whether the result of this further expert is multiplied by the sigmoid of
+        a product with the token, as in Qwen2-MoE.
+      capacity: the room of each expert, as a multiple of its fair share of the tokens of a
+        sequence. Tokens that find no room are left out; 0: no token is left out.
+      router_scores: the scores by which the router ranks experts: a `softmax` over all of them, or
+        a `sigmoid` for each, as in DeepSeek-V3.
+      router_normalise: whether the weights of the experts of a token are divided by their sum.
       router_scale: a factor of these weights.
-      router_groups: experts stand in so many groups, of which a token uses some.
-      router_groups_used: how many of them; 0: all.
+      router_groups: into how many groups the experts are divided.
+      router_groups_used: how many groups a token uses; 0: all.
       router_bias: the router's logits have biases, as in gpt-oss.
       router_offset: offsets that balance the load are added to the scores that choose experts, as
         in DeepSeek-V3.
@@ -220,109 +225,10 @@ class Architecture(md.Family):
 
     def __post_init__(self):
         super().__post_init__()
-        self._check_latent()
-        if self.dense_layers and not (self.experts and self.dense_layers < self.layers):
-            raise md.MeshDSLError(
-                f"model: dense_layers={self.dense_layers} are followed by layers with experts, and "
-                f"there are layers={self.layers} and experts={self.experts}"
-            )
-        if not self.head_dim and self.d_model % self.heads:
-            raise md.MeshDSLError(
-                f"model: d_model={self.d_model} does not divide into heads={self.heads}; set "
-                "head_dim"
-            )
-        if self.kv_heads and self.heads % self.kv_heads:
-            raise md.MeshDSLError(
-                f"model: heads={self.heads} is not a multiple of kv_heads={self.kv_heads}"
-            )
-        for name, known in (("biases", (STYLE, *BIASES)), ("pattern", ("local", "global"))):
-            for value in getattr(self, name):
-                if value not in known:
-                    raise md.MeshDSLError(f"model: no {name} {value!r}{nearest(value, known)}")
-        if not self.pattern:
-            raise md.MeshDSLError("model: pattern is empty; it has `local`, `global`, or both")
-        if self.rotary:
-            self._check_rotary()
-        if self.experts:
-            self._check_experts()
-        if self.choice("activation") == CLAMPED and not self.gated:
-            raise md.MeshDSLError("model: activation=clamped needs mlp=gated")
-        if self.choice("norm") == "layer" and self.choice("norm_from_one") == "yes":
-            raise md.MeshDSLError("model: norm_from_one=yes needs norm=rms")
-
-    def _check_latent(self) -> None:
-        """Raise a MeshDSLError unless the settings of latent attention go together."""
-        beside = ("query_latent", "turned", "value_dim", "rotary_score_gain")
-        if not self.latent:
-            if given := [name for name in beside if getattr(self, name)]:
-                raise md.MeshDSLError(f"model: {given[0]} is of latent attention; set model.latent")
-            return
-        unlike = {
-            "kv_heads": bool(self.kv_heads) and self.kv_heads != self.heads,
-            "query_norm": self.choice("query_norm") != "none",
-            "biases": bool({*self.choice("biases")} & {*BIASES[:4]}),
-            "sinks": self.choice("sinks") == "yes",
-            "attention_softcap": bool(self.attention_softcap),
-            "rotary_fraction": self.rotary_fraction != 1,
-            "positions": not self.rotary,
-            "norm": self.choice("norm") != "rms" or self.choice("norm_from_one") == "yes",
-        }
-        if wrong := [name for name, is_wrong in unlike.items() if is_wrong]:
-            raise md.MeshDSLError(
-                f"model: latent attention has no such {wrong[0]}; leave model.{wrong[0]} out"
-            )
-        if not self.turned or self.turned % 2:
-            raise md.MeshDSLError(
-                "model: latent attention needs an even number of features that are turned, not "
-                f"turned={self.turned}"
-            )
-
-    def _check_rotary(self) -> None:
-        """Raise a MeshDSLError unless the settings of rotary positions go together."""
-        most = self.turned or self._head_dim
-        if self.rotary_dim.size % 2 or not 0 < self.rotary_dim.size <= most:
-            part = self.rotary_fraction
-            some = "" if part == 1 else f", of which rotary_fraction={part:g}"
-            raise md.MeshDSLError(
-                f"model: rotary positions need an even head_dim, not {self._head_dim}{some}"
-            )
-        if self.rotary_scaling not in ("none", "linear"):
-            if not self.rotary_length:
-                raise md.MeshDSLError(
-                    f"model: rotary_scaling={self.rotary_scaling} needs rotary_length, the tokens "
-                    "of the sequences that the model was trained on"
-                )
-            pairs = self.rotary_dim.size // 2
-            for name in ("rotary_short", "rotary_long"):
-                count = len(getattr(self, name))
-                if self.rotary_scaling == "longrope" and count != pairs:
-                    raise md.MeshDSLError(
-                        f"model: {name} has {count} factors; expected {pairs}, one for each pair "
-                        "of features that is turned"
-                    )
-            if self.rotary_scaling in ("llama3", "yarn") and self.rotary_high <= self.rotary_low:
-                raise md.MeshDSLError(
-                    f"model: rotary_high={self.rotary_high:g} is to be more than "
-                    f"rotary_low={self.rotary_low:g}"
-                )
-
-    def _check_experts(self) -> None:
-        """Raise a MeshDSLError unless the settings of experts go together."""
-        if not self.gated or self.choice("activation") not in ("silu", CLAMPED):
-            raise md.MeshDSLError("model: experts need mlp=gated and activation=silu or clamped")
-        if self.experts_shared_gate and not self.experts_shared:
-            raise md.MeshDSLError("model: experts_shared_gate needs experts_shared")
-        members, odd = divmod(self.experts, self.router_groups)
-        used = self.router_groups_used or self.router_groups
-        if odd or used > self.router_groups or self.experts_used > members * used:
-            raise md.MeshDSLError(
-                f"model: experts={self.experts} in router_groups={self.router_groups}, of which "
-                f"router_groups_used={used}, do not give each token "
-                f"experts_used={self.experts_used}"
-            )
+        check(self)
 
     def choice(self, name: str) -> Any:
-        """What the setting `name` says, or else the style."""
+        """The value of the setting `name`, or the style's choice if that value is `style`."""
         value = getattr(self, name)
         return STYLES[self.style][name] if value in (STYLE, (STYLE,)) else value
 
@@ -342,7 +248,7 @@ class Architecture(md.Family):
         return self.choice("tied") == "yes"
 
     @property
-    def _head_dim(self) -> int:
+    def head_size(self) -> int:
         return self.head_dim or self.d_model // self.heads
 
     @property
@@ -350,11 +256,11 @@ class Architecture(md.Family):
         """The features of a head that rotary positions turn."""
         if self.latent:
             return md.Dim("turned", self.turned)
-        return md.Dim("head_dim", int(self._head_dim * self.rotary_fraction))
+        return md.Dim("head_dim", int(self.head_size * self.rotary_fraction))
 
     @property
     def scaling(self) -> Scaling | None:
-        """How the wavelengths of rotary positions are made longer."""
+        """The scaling of the wavelengths of rotary positions; None for none."""
         if self.rotary_scaling == "none":
             return None
         factor, length = self.rotary_factor, self.rotary_length
@@ -384,7 +290,7 @@ class Architecture(md.Family):
 
     @property
     def local_layers(self) -> tuple[bool, ...]:
-        """For each layer whether it has the window."""
+        """For each layer whether it is local, that is, has the window."""
         turns = -(-self.layers // len(self.pattern))
         return tuple(
             bool(self.window) and kind == "local" for kind in (self.pattern * turns)[: self.layers]
@@ -403,7 +309,7 @@ class Architecture(md.Family):
                 if grouped
                 else {"heads": self.heads}
             ),
-            "head_dim": self._head_dim,
+            "head_dim": self.head_size,
             **self._latent_dims,
             "d_ff": self.d_ff
             or (-(-8 * self.d_model // (3 * 64)) * 64 if self.gated else 4 * self.d_model),
@@ -421,7 +327,7 @@ class Architecture(md.Family):
         if not self.latent:
             return {}
         sizes = {"latent": self.latent, "query_latent": self.query_latent, "turned": self.turned}
-        sizes["value_dim"] = self.value_dim or self._head_dim
+        sizes["value_dim"] = self.value_dim or self.head_size
         return {name: size for name, size in sizes.items() if size}
 
     def step_flops(self, rows: int) -> tuple[float, float]:
@@ -434,7 +340,7 @@ class Architecture(md.Family):
         """
         d, tokens = {name: dim.size for name, dim in self.dims.items()}, rows * self.length
         mlp = self.layers * (3 if self.gated else 2) * d["d_model"] * d["d_ff"]
-        if self.experts:  # those that a token uses, and its router
+        if self.experts:  # the experts that a token uses, and the router
             widths = 3 * (d["d_ff"] * self.experts_used + self.experts_shared)
             with_router = d["d_model"] * (widths + self.experts + self.experts_shared_gate)
             dense = 3 * d["d_model"] * (self.dense_d_ff or d["d_ff"])
@@ -442,21 +348,21 @@ class Architecture(md.Family):
         weights, both = self._attention_sizes(d)
         matrices = self.layers * weights + mlp + d["d_model"] * d["vocab"]
         near = min(self.window, self.length)
-        seen = 2 * near - near * (near - 1) / self.length  # twice the mean of those in a window
+        seen = 2 * near - near * (near - 1) / self.length  # twice the mean number in a window
         pairs = sum(min(seen, self.length) if local else self.length for local in self.local_layers)
         attention = self.heads * both * pairs
         half = attention / 2 if self.causal else attention
         return 6.0 * tokens * (matrices + half), 6.0 * tokens * (matrices + attention)
 
     def _attention_sizes(self, d: dict[str, int]) -> tuple[int, int]:
-        """Weights of the attention of a layer; features of a head's key and value together."""
+        """The weights of a layer's attention; the features of a head's key and value together."""
         if not self.latent:
             kv = (self.kv_heads or self.heads) * d["head_dim"]
             return d["d_model"] * (2 * self.heads * d["head_dim"] + 2 * kv), 2 * d["head_dim"]
         key = d["head_dim"] + self.turned
-        below = d["d_model"] * self.query_latent
-        queries = below + (self.query_latent or d["d_model"]) * self.heads * key
-        made = self.latent * self.heads * (d["head_dim"] + d["value_dim"])
-        out = d["d_model"] * self.heads * d["value_dim"]
+        to_latent = d["d_model"] * self.query_latent
+        queries = to_latent + (self.query_latent or d["d_model"]) * self.heads * key
         remembered = d["d_model"] * (self.latent + self.turned)
-        return queries + remembered + made + out, key + d["value_dim"]
+        keys_and_values = self.latent * self.heads * (d["head_dim"] + d["value_dim"])
+        out = d["d_model"] * self.heads * d["value_dim"]
+        return queries + remembered + keys_and_values + out, key + d["value_dim"]

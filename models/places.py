@@ -1,7 +1,8 @@
-"""Where the parameters of a model are in the tensors of Hugging Face.
+"""Where our parameters are in the tensors of published files.
 
-Their files have a matrix for each layer, `[outs, ins]`; here the layers are stacked, and a matrix
-has a dim for the heads and one for the features of a head.
+Their files have a tensor for each layer, and most matrices are `[outs, ins]`. Our parameters have a
+dim of layers, and a dim for the heads and one for the features of a head. A tensor of theirs may
+have several of our parameters, one beside another or taking turns.
 """
 
 from __future__ import annotations
@@ -18,24 +19,28 @@ from meshdsl.models.families.adapter import Adapter
 
 
 class Place(NamedTuple):
-    """Where a parameter is in their files.
+    """Where one of our parameters is in their files.
 
     Attributes:
-      name: of the tensor, with `{}` for the number of the layer where there is one for each, and
-        another for that of the expert. So many dims come first in the parameter.
-      ins: the sizes of the dims that a matrix contracts; empty where the tensor is no matrix.
+      name: the name of the tensor, with `{}` for the number of the layer if there is a tensor for
+        each layer, and a second `{}` if there is one for each expert. For each `{}` the parameter
+        has a dim in front.
+      ins: the sizes of the parameter's dims that are contracted; empty if it is no matrix.
       outs: the sizes of its other dims.
-      first: where its outs begin in the tensor, which may have those of other parameters as well.
-      width: all outs of the tensor.
-      outs_first: the tensor is `[outs, ins]`.
+      first: the position of the parameter's outs in the tensor, which may have the outs of other
+        parameters too.
+      width: the number of all outs of the tensor.
+      outs_first: whether the tensor is `[outs, ins]`. If not, it is `[ins, outs]`.
       ones: how many dims of size 1 the tensor has in front.
-      apart: each dim of the ins is one of the tensor.
-      turns: the outs of several parameters take turns: for each of so many of the first outs come
-        those of the first parameter, then those of the second.
-      pairs: of so many of the last of the outs, those that rotary positions turn together are
-        neighbours in the tensor; here they are features of the first half and of the second.
-      stacked: sizes of dims that come after those of the name, and are dims of the tensor too.
-      begins: the number in the tensor's name of the first layer that the parameter has.
+      apart: whether the tensor has each dim of `ins` as a dim of its own.
+      turns: into how many groups the tensor's outs are cut, each of which has outs of every
+        parameter: for example for each head those of the keys and then those of the values. 1 if
+        the parameters lie one after another.
+      pairs: how many of the last features of `outs` rotary positions turn, if the order differs:
+        the two features of a pair are neighbours in the tensor; in our parameter one is in the
+        first half of the features and one in the second.
+      stacked: the sizes of dims that the tensor has too, after those of the name.
+      begins: the number of the parameter's first layer in the tensor's name.
     """
 
     name: str
@@ -64,16 +69,16 @@ class Place(NamedTuple):
 
     @property
     def numbered(self) -> int:
-        """How many dims of the parameter have a tensor for each of their elements."""
+        """How many dims of the parameter, in front, have a tensor for each of their elements."""
         return self.name.count("{}")
 
     def tensor(self, numbers: tuple[int, ...]) -> str:
-        """The name of the tensor with the elements of these numbers, along the numbered dims."""
+        """The name of the tensor for these elements of the numbered dims."""
         first = [number + self.begins for number in numbers[:1]]
         return self.name.format(*first, *numbers[1:])
 
     def columns(self) -> np.ndarray:
-        """For each of the outs, in their shape, the number of its column in the tensor."""
+        """The number of the column in the tensor of each of the outs; in the shape of `outs`."""
         count = math.prod(self.outs)
         each = np.arange(self.width).reshape(self.turns, -1)
         each = each[:, self.first : self.first + count // self.turns].reshape(self.outs)
@@ -84,13 +89,13 @@ class Place(NamedTuple):
 
 
 def places(style: str, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, Place]:
-    """Where each parameter of a model is in the files of its style.
+    """The place of each parameter of a model in files of its style.
 
     Args:
-      parameters: the shapes of the model's parameters by name.
+      parameters: the shapes of the model's parameters, by name.
 
     Raises:
-      MeshDSLError: their files of this style have no place for a parameter.
+      MeshDSLError: files of this style have no place for a parameter.
     """
     adapter = ADAPTERS[style]
     found = _bare(adapter, parameters) | _of_experts(adapter, parameters)
@@ -113,7 +118,10 @@ def places(style: str, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, P
 def _rows(
     adapter: Adapter, parameters: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[Mapping[str, tuple[str, ...]], str, int]]:
-    """Their names of modules with ours, what ours begin with, and the number of the first layer."""
+    """Their names of modules, each with ours; the beginning of our names; the first layer's number.
+
+    There is one such row for the modules outside of layers, and one for each stack of layers.
+    """
     yield adapter.tables, "", 0
     begins: dict[str, int] = {}  # where the next layers of a prefix begin
     for stack, prefix, layers in adapter.stacks(parameters):
@@ -124,7 +132,7 @@ def _rows(
 
 
 def _bare(adapter: Adapter, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, Place]:
-    """The places of parameters that are of no module."""
+    """The places of parameters that are not of a module."""
     found = {}
     for name, (part, ones) in adapter.bare.items():
         if part in parameters:
@@ -152,18 +160,19 @@ def _of_experts(adapter: Adapter, parameters: Mapping[str, tuple[int, ...]]) -> 
                 found[whole] = Place(tensor, ins, outs, 0, outs[0], True)
             else:  # all experts are in one tensor, in which parameters take turns
                 width = len(parts) * outs[0]
-                how = {"turns": outs[0], "stacked": (experts,)}
-                found[whole] = Place(tensor, ins, outs, i, width, False, **how)
+                found[whole] = Place(
+                    tensor, ins, outs, i, width, False, turns=outs[0], stacked=(experts,)
+                )
     return found
 
 
 def _together(
     adapter: Adapter, name: str, parts: list[str], parameters: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Place]:
-    """The places of parameters of one kind that are in one tensor."""
+    """The places of several parameters of one kind (weight, scale, ...) in one tensor."""
     if not any(part in parameters for part in parts):
         return {}
-    first, made = 0, []
+    first, rows = 0, []
     for part in parts:
         if part not in parameters:
             raise md.MeshDSLError(
@@ -171,9 +180,9 @@ def _together(
                 f"with `{parts[0] if part != parts[0] else parts[1]}`"
             )
         ins, outs = _sides(part, parameters[part][name.count("{}") :])
-        # Heads have the outs of one parameter after another each, where the adapter says so.
+        # If the adapter says so, each head has the outs of one parameter after those of another.
         turns = outs[0] if name.endswith(adapter.by_head) else 1
-        made.append((part, ins, outs, first, turns))
+        rows.append((part, ins, outs, first, turns))
         first += math.prod(outs) // turns
     kind = "bias" if parts[0].endswith(".bias") else "weight"
     outs_first = (adapter.outs_first and not parts[0].endswith(".table")) or name == "lm_head"
@@ -185,18 +194,18 @@ def _together(
             turns=turns,
             pairs=_turned(part.rpartition(".")[0], adapter, outs),
         )
-        for part, ins, outs, begin, turns in made
+        for part, ins, outs, begin, turns in rows
     }
 
 
 def _turned(module: str, adapter: Adapter, outs: tuple[int, ...]) -> int:
-    """How many of the last outs rotary positions turn, where those are in another order."""
+    """How many of the last outs rotary positions turn, if their pairs are in another order."""
     parts = [part for name, part in adapter.pairs.items() if module.endswith(f".{name}")]
     return int(outs[-1] * parts[0]) if parts else 0
 
 
 def _sides(name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The dims that a parameter of one layer contracts, and its others."""
+    """The sizes of the dims of one layer's parameter: those that are contracted, and the others."""
     if name.endswith((".scale", ".bias")):
         return (), shape
     back = name == "patches.weight" or name.endswith((".out.weight", ".down.weight"))

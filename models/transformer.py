@@ -1,10 +1,9 @@
 """A decoder-only transformer of the published kinds: GPT-2, Llama, Qwen, Gemma and others.
 
-What a model is made of is chosen in `meshdsl.models.architecture`, one setting for each choice; a
-style is a set of defaults. `gpt2` has LayerNorm, learned positions, GELU, biases, and the embedding
-shared with the output layer. `llama` has RMSNorm, rotary positions, SwiGLU, grouped-query
-attention, no biases, and an own output layer. The others are like `llama`, but for what
-`STYLES` says.
+`meshdsl.models.architecture` has a setting for each choice that a model makes; a style is a set of
+defaults. `gpt2` has LayerNorm, learned positions, GELU, biases, and the embedding shared with the
+output layer. `llama` has RMSNorm, rotary positions, SwiGLU, grouped-query attention, no biases, and
+an output layer of its own. The other styles differ from `llama` as `STYLES` says.
 
 Dims: batch, length, d_model, heads (or kv_heads and group in grouped-query attention), head_dim,
 memory (the length, as keys see it), d_ff, vocab, layers and, with learned positions, positions.
@@ -12,31 +11,27 @@ memory (the length, as keys see it), d_ff, vocab, layers and, with learned posit
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from flax.struct import PyTreeNode
 
 import meshdsl as md
 from meshdsl.fields import bounded, chosen
-from meshdsl.layers.attention import Attention, Cache, Documents, Rotary, Window
+from meshdsl.layers.attention import Cache, Documents
 from meshdsl.layers.embedding import Embedding
-from meshdsl.layers.experts import Experts, Load
-from meshdsl.layers.latent_attention import LatentAttention
+from meshdsl.layers.experts import Load
 from meshdsl.layers.linear import Linear
-from meshdsl.layers.mlp import MLP, SwiGLU
 from meshdsl.layers.norm import Norm
-from meshdsl.layers.rotary import angles
 from meshdsl.layers.stack import REMATS, Stack
 from meshdsl.models.architecture import STYLES, Architecture
-from meshdsl.models.initial_layers import new_attention, new_mlp, new_norm
+from meshdsl.models.block import Block, figures_of
+from meshdsl.models.initial_layers import new_norm
+from meshdsl.models.layer_kinds import Kinds
 from meshdsl.models.sizes import SIZES
 from meshdsl.tensor import is_tensor
 
@@ -104,111 +99,6 @@ class Config(Architecture):
         return md.Average(md.sum(nats), md.sum(md.cast(batch["targets"] >= 0, jnp.int32)))
 
 
-class Block(PyTreeNode):
-    """Attention and a feed-forward layer, each of a norm of `x`, and added to `x`.
-
-    Attributes:
-      attention_norm: of what attention is given; None where it is given `x` itself.
-      mlp_norm: of what the feed-forward layer is given; None where it is given `x` itself, or where
-        it shares the norm of attention.
-      attention_out_norm: of what attention gives, before it is added; None for none.
-      mlp_out_norm: the same of the feed-forward layer.
-      parallel: both are given the `x` of the block, and not the second one what the first one adds.
-    """
-
-    attention_norm: Norm | None
-    attention: Attention | LatentAttention
-    mlp_norm: Norm | None
-    mlp: MLP | SwiGLU | Experts
-    attention_out_norm: Norm | None = None
-    mlp_out_norm: Norm | None = None
-    parallel: bool = struct.field(pytree_node=False, default=False)
-
-    @classmethod
-    def init(cls, key, config: Config, *, dense: bool = False):
-        """`dense`: it is one of the layers without experts before those that have some."""
-        attention, mlp = jax.random.split(key)
-        norm = lambda here: new_norm(config, config.dims["d_model"]) if here else None
-        place = config.choice("norm_place")
-        before, after = place != "after", place != "before"
-        return cls(
-            attention_norm=norm(before),
-            attention=new_attention(config, attention),
-            mlp_norm=norm(before and config.parallel != "shared"),
-            mlp=new_mlp(config, mlp, dense=dense),
-            attention_out_norm=norm(after),
-            mlp_out_norm=norm(after),
-            parallel=config.parallel != "none",
-        )
-
-    def __call__(
-        self,
-        x: md.Tensor,
-        length: md.Dim,
-        dropout: Callable[[md.Tensor, int], md.Tensor],
-        *,
-        with_load: bool = False,
-        **how,
-    ) -> tuple[md.Tensor, Cache, Load | None]:
-        """The next `x`, the keys and values, and how experts were used.
-
-        Args:
-          dropout: called with what a sublayer gives, and with its number.
-          with_load: the last result is a `Load` where there are experts; else it is None.
-          how: further arguments of `Attention.prefill`.
-        """
-        attend = lambda h: self.attention.prefill(h, length=length, **how)
-        return self._around(x, attend, dropout, with_load=with_load)
-
-    def step(
-        self, x: md.Tensor, cache: Cache, position: md.Tensor, layer: md.Tensor, **how
-    ) -> tuple[md.Tensor, Cache]:
-        """The same of one position of each sequence; `how` is of `Attention.step`."""
-        attend = lambda h: self.attention.step(h, cache, position, layer=layer, **how)
-        return self._around(x, attend, lambda y, _: y)[:2]
-
-    def _around(
-        self, x: md.Tensor, attend: Callable, dropout: Callable, *, with_load: bool = False
-    ):
-        given = _normed(self.attention_norm, x)
-        attended, cache = attend(given)
-        after = x + dropout(_normed(self.attention_out_norm, attended), 0)
-        if not self.parallel:
-            given = _normed(self.mlp_norm, after)
-        elif self.mlp_norm is not None:
-            given = self.mlp_norm(x)
-        if with_load and isinstance(self.mlp, Experts):
-            made, load = self.mlp.with_load(given)
-        else:
-            made, load = self.mlp(given), None
-        return after + dropout(_normed(self.mlp_out_norm, made), 1), cache, load
-
-
-def _of_load(load: Load) -> dict[str, md.Tensor]:
-    """What a run writes down of each layer of experts, and of all together.
-
-    `load_max` is the load of the most loaded expert, and 1 the mean; `load_entropy` is that of the
-    shares of the experts, and 1 that of equal ones.
-    """
-    routes = load.share.dim("routes")
-    share = md.replicate(load.share)
-    entropy = -md.sum(share * md.log(md.maximum(share, 1e-30)), routes)
-    figures = {
-        "load_max": md.max(share, routes) * routes.size,
-        "load_entropy": entropy / max(math.log(routes.size), 1e-9),
-        "dropped": md.replicate(load.dropped),
-    }
-    report = {"balance": md.mean(load.balance)}
-    report |= {name: md.mean(t) for name, t in figures.items()}
-    for name, t in figures.items():
-        report |= {f"{name}_{i}": t["layers", i] for i in range(t.dim("layers").size)}
-    return {name: md.stop_gradient(t) for name, t in report.items()}
-
-
-def _normed(norm: Norm | None, x: md.Tensor) -> md.Tensor:
-    return x if norm is None else norm(x)
-
-
 class Transformer(PyTreeNode):
     """A language model.
 
@@ -263,7 +153,8 @@ class Transformer(PyTreeNode):
           positions: of each token in its document (batch, length; int32); by default in its
             sequence.
           key: a JAX PRNG key; with it, dropout is on.
-          offload: what waits for the backward pass in the memory of the host, see `Stack.scan`.
+          offload: names of values that are kept in the memory of the host until the backward pass,
+            see `Stack.scan`.
           reach: how many tokens each text has (batch; int32), which `rotary_scaling=longrope` and
             `dynamic` go by; by default as many as there are of `tokens`.
         """
@@ -281,29 +172,33 @@ class Transformer(PyTreeNode):
         reach=None,
         with_load: bool = False,
     ) -> tuple[md.Tensor, Load | None]:
-        """What the last block gives for each of `tokens`, and how experts were used.
+        """The result of the last block for each of `tokens`, and how experts were used.
 
-        The `Load` has `layers` in front; it is None without experts, or where nobody asks for it.
+        The `Load` has `layers` in front; it is None without experts, or without `with_load`.
         """
         length, count = self._fitting(tokens), self.config.layers + 1
         keys = [None] * count if key is None else jax.random.split(key, count)
         positions = md.iota(length) if positions is None else positions
         x = self._drop(self._embed(tokens, positions), keys[-1], 0)
-        turns = self._turns(positions, lambda: length.size if reach is None else reach)
+        kinds = Kinds.of(self.config, positions, lambda: length.size if reach is None else reach)
         documents = None if segments is None else Documents.of(segments)
 
         def block(layer: Block, x, given):
             key, local = given
-            dropout = lambda y, place: self._drop(y, key, place)
-            how = {"documents": documents, "causal": self.config.causal}
-            how["with_load"] = with_load
-            x, _, load = layer(x, length, dropout, **how, **near(local))
+            x, _, load = layer(
+                x,
+                length,
+                lambda y, place: self._drop(y, key, place),
+                documents=documents,
+                causal=self.config.causal,
+                with_load=with_load,
+                **kinds.options(some, local),
+            )
             return x, load
 
         load = None
         for stack, some in self._stacks():
-            near = partial(self._near, turns, self.config.local_layers[some])
-            given = None if key is None else keys[some], self._local_layers(stack, some)
+            given = None if key is None else keys[some], kinds.local(stack, some)
             x, load = stack.scan(block, x, given, offload=offload)
         return x, load
 
@@ -354,7 +249,7 @@ class Transformer(PyTreeNode):
                 loss = loss + self.config.router_z_loss * md.mean(load.z)
             if load.settling is not None:
                 loss = loss + md.sum(load.settling)
-            report |= _of_load(load)
+            report |= figures_of(load)
         return loss, report
 
     def nats(
@@ -379,8 +274,8 @@ class Transformer(PyTreeNode):
         Logits that are split over `vocab` stay so: only sums over it travel.
 
         Args:
-          x: what the last block gives.
-          output: dtype that the logits are rounded to.
+          x: the result of the last block.
+          output: the dtype to which the logits are rounded.
         """
         if self.config.loss_chunk:
             x, head = self.norm(x), self.head
@@ -411,27 +306,26 @@ class Transformer(PyTreeNode):
           reach: as for a call; by default `last` and one more.
 
         Returns:
-          The logits (batch, vocab) and the cache of the layers of each stack. What it has beyond
-          `last` means nothing; a later step writes a position before any reads it.
+          The logits (batch, vocab) and the cache of the layers of each stack. Positions after
+          `last` hold no meaning: a later step writes a position before any step reads it.
         """
         length = self._fitting(tokens)
-        turns = self._turns(md.iota(length), lambda: last + 1 if reach is None else reach)
+        kinds = Kinds.of(self.config, md.iota(length), lambda: last + 1 if reach is None else reach)
         empty = memory.size - length.size
 
         def kept(t: md.Tensor) -> md.Tensor:
-            # A step multiplies over the last two dims: so it reads the cache as it lies.
+            # A step multiplies over the last two dims, and can read a cache in this order as it is.
             last = t.dim("memory"), t.dims[-1]
             order = (*(d for d in t.dims if d not in last), *last)
             return md.pad(md.transpose(t, order), "memory", after=empty)
 
         def block(layer: Block, x, local):
-            x, cache, _ = layer(x, length, lambda y, place: y, **near(local))
+            x, cache, _ = layer(x, length, lambda y, place: y, **kinds.options(some, local))
             return x, jax.tree.map(kept, cache, is_leaf=is_tensor)
 
         x, caches = self._embed(tokens, md.iota(length)), []
         for stack, some in self._stacks():
-            near = partial(self._near, turns, self.config.local_layers[some])
-            x, cache = stack.scan(block, x, self._local_layers(stack, some))
+            x, cache = stack.scan(block, x, kinds.local(stack, some))
             caches.append(cache)
         return self._logits(md.take(x, last, length)), tuple(caches)
 
@@ -451,17 +345,16 @@ class Transformer(PyTreeNode):
           The logits (batch, vocab), and the cache with this position. A program that donates
           `cache`, or carries it in a loop, writes this position alone.
         """
-        turns = self._turns(position, lambda: position + 1 if reach is None else reach)
+        kinds = Kinds.of(self.config, position, lambda: position + 1 if reach is None else reach)
 
         def block(layer: Block, carry, given):
             (x, cache), (number, local) = carry, given
-            return layer.step(x, cache, position, number, layers=layers, **near(local)), ()
+            options = kinds.options(some, local)
+            return layer.step(x, cache, position, number, layers=stack.layers.name, **options), ()
 
         x, caches = self._embed(tokens, position), []
         for (stack, some), own in zip(self._stacks(), cache, strict=True):
-            near = partial(self._near, turns, self.config.local_layers[some])
-            layers = stack.layers.name
-            given = md.iota(stack.layers), self._local_layers(stack, some)
+            given = md.iota(stack.layers), kinds.local(stack, some)
             (x, own), _ = stack.scan(block, (x, own), given)
             caches.append(own)
         return self._logits(x), tuple(caches)
@@ -480,46 +373,6 @@ class Transformer(PyTreeNode):
         if self.config.choice("embedding_scale") == "root":
             x = x * self.config.d_model**0.5
         return x if self.positions is None else x + self.positions(positions)
-
-    def _turns(self, positions, reach: Callable) -> tuple[Rotary | None, Rotary | None]:
-        """Rotary angles in layers without a window, and in those with it.
-
-        Args:
-          reach: returns how many tokens each text has; called where that matters.
-        """
-        config = self.config
-        if not config.rotary:
-            return None, None
-        how = {"scaling": config.scaling, "reach": reach() if config.by_text else None}
-        turn = angles(positions, config.rotary_dim, config.rotary_base, **how)
-        if not config.rotary_local_base:
-            return turn, turn
-        return turn, angles(positions, config.rotary_dim, config.rotary_local_base)
-
-    def _local_layers(self, stack: Stack, some: slice) -> md.Tensor | None:
-        """Which layers of a stack have the window, a bool for each; None where all are alike."""
-        local = self.config.local_layers[some]
-        return md.tensor(np.array(local), (stack.layers,)) if len(set(local)) > 1 else None
-
-    def _near(
-        self, turns: tuple[Rotary | None, Rotary | None], layers: tuple[bool, ...], local
-    ) -> dict[str, Any]:
-        """Arguments of attention in a layer that has the window or not, as `local` says.
-
-        Args:
-          turns: what `_turns` gives.
-          layers: for each layer of the stack whether it has the window.
-          local: a bool without dims; None where all layers are alike.
-        """
-        (turn, near), window = turns, self.config.window
-        if local is None:
-            if not layers[0]:
-                return {"rotary": turn, "window": None}
-            return {"rotary": near, "window": Window(window)}
-        if turn is not None and near is not None and turn is not near:
-            turn = tuple(md.where(local, a, b) for a, b in zip(near, turn, strict=True))
-        shares = sum(layers), len(layers) - sum(layers)
-        return {"rotary": turn, "window": Window(window, local, shares)}
 
     def _logits(self, x) -> md.Tensor:
         x = self.norm(x)

@@ -4,8 +4,8 @@ Everything here works on local arrays inside `jax.shard_map` with `check_vma=Tru
 of an array says over which axes it *varies*. That type decides what a collective transposes to,
 so each function states it.
 
-Of an array without elements nothing travels: a collective then gives the shape and the type that it
-would have given. A sum of bools is whether any of them is true, as in `einsum`.
+An array without elements does not travel: the result is zeros of the shape and the type that the
+collective would have given. A sum of bools says whether any of them is true, as in `einsum`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,29 @@ def vary(x, axes) -> Any:
     return lax.pcast(x if x.size else lax.stop_gradient(x), missing, to="varying")
 
 
+def varying_in(tree) -> frozenset[str]:
+    """The axes over which the type of any array of a tree varies."""
+    return frozenset().union(*map(varying, jax.tree.leaves(tree)))
+
+
+def vary_together(tree) -> Any:
+    """A tree of arrays, each with a type that varies over every axis that any of them varies over.
+
+    It stands in front of functions that state their own derivatives: each device computes its own
+    terms of the gradients, and in the backward pass these terms are summed here.
+    """
+    axes = varying_in(tree)
+    return jax.tree.map(lambda x: vary(x, axes), tree)
+
+
 def _of_elements(collective: Callable) -> Callable:
-    """A collective, which does not run where its operand has no elements."""
+    """`collective`, which does not run where its operand has no elements."""
 
     @wraps(collective)
-    def run(x, *args, **how):
+    def run(x, *args, **options):
         if x.size:
-            return collective(x, *args, **how)
-        result = jax.eval_shape(lambda x: collective(x, *args, **how), x)
+            return collective(x, *args, **options)
+        result = jax.eval_shape(lambda x: collective(x, *args, **options), x)
         return vary(jnp.zeros(result.shape, result.dtype), varying(result))
 
     return run
@@ -55,18 +70,19 @@ def _of_elements(collective: Callable) -> Callable:
 def _without_ones(collective: Callable) -> Callable:
     """`collective`, which gets its operand without the dims of size 1 that it does not change.
 
-    A TPU's compiler copies an array with such dims to another layout before it scatters it. Of an
-    array that has one other dim alone it would make a psum out of a psum_scatter.
+    The compiler for TPUs copies an array with such dims to another layout before a scatter. If the
+    array has only one other dim, nothing is left out: the compiler would make a psum of the
+    psum_scatter.
     """
 
     @wraps(collective)
-    def run(x, axes: Axes, *positions: int, **how):
+    def run(x, axes: Axes, *positions: int, **options):
         ones = [i for i, n in enumerate(x.shape) if n == 1 and i not in positions]
         if not ones or x.ndim - len(ones) < 2:
-            return collective(x, axes, *positions, **how)
+            return collective(x, axes, *positions, **options)
         moved = [at - sum(i < at for i in ones) for at in positions]
         without = [n for i, n in enumerate(x.shape) if i not in ones]
-        result = collective(x.reshape(without), axes, *moved, **how)
+        result = collective(x.reshape(without), axes, *moved, **options)
         sizes = iter(result.shape)
         return result.reshape([1 if i in ones else next(sizes) for i in range(x.ndim)])
 
@@ -76,7 +92,7 @@ def _without_ones(collective: Callable) -> Callable:
 def sum_dtype(dtype) -> np.dtype:
     """The dtype in which arrays of `dtype` are added up over devices.
 
-    It is int32 for bools, and for integers of 16 bits, of which NCCL has no sum.
+    It is int32 for bools, and for integers of 16 bits, which NCCL cannot sum.
     """
     dtype = np.dtype(dtype)
     short = dtype == bool or (jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize == 2)
@@ -84,7 +100,7 @@ def sum_dtype(dtype) -> np.dtype:
 
 
 def _summed(x, add: Callable) -> jax.Array:
-    """`add` of `x`, which for integers of any size wraps around."""
+    """`add(x)` in the dtype of sums, and back in that of `x`, where integers wrap around."""
     total = add(x.astype(sum_dtype(x.dtype)))
     return total != 0 if x.dtype == bool else total.astype(x.dtype)
 
@@ -116,11 +132,9 @@ def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
 
 @_of_elements
 @_without_ones
-def all_to_all(x, axes: Axes, split: int, concat: int) -> jax.Array:
-    """Move the split over `axes` from dim `concat` to dim `split`. The transpose moves it back."""
-    moved = lax.all_to_all(
-        _hidden_on_cpu(x), axes, split_axis=split, concat_axis=concat, tiled=True
-    )
+def all_to_all(x, axes: Axes, cut: int, joined: int) -> jax.Array:
+    """Move the split over `axes` from dim `joined` to dim `cut`. The transpose moves it back."""
+    moved = lax.all_to_all(_hidden_on_cpu(x), axes, split_axis=cut, concat_axis=joined, tiled=True)
     return _hidden_on_cpu(moved)  # for the transpose
 
 
@@ -128,13 +142,10 @@ def all_to_all(x, axes: Axes, split: int, concat: int) -> jax.Array:
 def ppermute(x, axes: Axes, pairs) -> jax.Array:
     """Send `x` from the first to the second of each of `pairs` of positions along `axes`.
 
-    Where nothing arrives there are zeros.
-
-    The transpose sends back.
+    A device to which nothing is sent gets zeros. The transpose sends back.
     """
-    order = [
-        a for a in jax.sharding.get_abstract_mesh().axis_names if a in axes
-    ]  # in which JAX counts, whatever it is told
+    # JAX counts positions in the order of the mesh, in whatever order it is given the axes.
+    order = [a for a in jax.sharding.get_abstract_mesh().axis_names if a in axes]
     shape = [lax.axis_size(a) for a in axes]
     numbers = (
         np.arange(math.prod(shape)).reshape(shape).transpose([axes.index(a) for a in order]).ravel()
@@ -161,22 +172,23 @@ def position(axes: Axes) -> jax.Array:
 
 
 def trace_state():
-    """What JAX is tracing: an array made under one state must not be used under an outer one."""
+    """The state of JAX's tracing. An array from one state must not be used in an outer one."""
     return get_opaque_trace_state()
 
 
-def _scatter_by_gloo(ctx, x, **how):
+def _scatter_by_gloo(ctx, x, **options):
     """The lowering of a psum_scatter for CPUs, which takes another way in several processes.
 
     XLA:CPU leaves the collectives of several processes to gloo, also those between two devices of
     one process. The reduce-scatter of gloo returns wrong values at times: it starts to send a part
     that it has summed, and overwrites that part before all of it has left (issue 40830 of JAX, in
-    jaxlib 0.12 and before). It also fails where one process comes 30 seconds after another. An
-    all_to_all moves the same bytes; each device adds up what has arrived, in the order of devices.
+    jaxlib 0.12 and before). It also fails where one process arrives 30 seconds after another.
+    Instead, an all_to_all moves the same bytes, and each device adds up the parts that arrive, in
+    the order of the devices.
     """
     if not jax.distributed.is_initialized():
-        return parallel._reduce_scatter_lowering(lax.add_p, ctx, x, **how)
-    return mlir.lower_fun(_exchange_and_add, multiple_results=False)(ctx, x, **how)
+        return parallel._reduce_scatter_lowering(lax.add_p, ctx, x, **options)
+    return mlir.lower_fun(_exchange_and_add, multiple_results=False)(ctx, x, **options)
 
 
 def _exchange_and_add(x, *, scatter_dimension, axis_name, axis_index_groups, axis_size, tiled):
@@ -194,11 +206,11 @@ def _exchange_and_add(x, *, scatter_dimension, axis_name, axis_index_groups, axi
 mlir.register_lowering(parallel.reduce_scatter_p, _scatter_by_gloo, platform="cpu")
 
 
-# XLA:CPU makes an array of its own of each piece that an all_to_all sends. A piece that it knows to
-# be all zeros, because it is padding, may get another layout in memory than the others, and then it
-# refuses what it made ("HLO all-to-all has operands with different shapes"). Behind an optimization
-# barrier it knows nothing of that kind. The compiler for TPUs keeps an all_to_all in one piece, and
-# a barrier would only cost it a copy.
+# XLA:CPU makes a separate array of each piece that an all_to_all sends. If it knows that a piece is
+# all zeros, because it is padding, it may give that piece another layout in memory than the others,
+# and then refuses its own program ("HLO all-to-all has operands with different shapes"). Behind an
+# optimization barrier it does not know what is zero. The compiler for TPUs keeps an all_to_all in
+# one piece, and a barrier would cost a copy there.
 _HIDDEN = Primitive("hidden_on_cpu")
 _HIDDEN.def_impl(lambda x: x)
 _HIDDEN.def_abstract_eval(lambda x: x)
@@ -210,5 +222,8 @@ mlir.register_lowering(_HIDDEN, _barrier, platform="cpu")
 
 
 def _hidden_on_cpu(x) -> jax.Array:
-    """`x`, and its cotangent too, of which XLA:CPU does not know how they were computed."""
+    """`x`, behind a barrier on CPU, so that XLA does not know how it was computed.
+
+    So is its cotangent.
+    """
     return _HIDDEN.bind(x)

@@ -1,8 +1,9 @@
 """Derivatives of functions of local arrays, where JAX's own would move or keep too much.
 
-A parameter that is cast and moved in the forward pass has its gradient summed in a dtype of its
-own. `moves.gather` has the derivative of a slice of copies, by `linear`. What the backward pass
-computes again, instead of keeping it, is `checkpoint`.
+- `linear` states a transpose: `moves.gather` states that of a slice of copies so.
+- `cast_and_moved` sums the gradient of a parameter in another dtype than that of its use.
+- `together` keeps a compiler from putting off one of several gradients.
+- `checkpoint` computes values again in the backward pass, instead of keeping them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from meshdsl.tensor import Dtypes
 
 
 def linear(fn: Callable, transpose: Callable, x) -> Any:
-    """`fn(x)`, and `transpose` of a cotangent in the backward pass; of pytrees of arrays."""
+    """`fn(x)`, whose backward pass is `transpose` of the cotangent. Both are of pytrees of arrays.
+
+    Args:
+      fn: a linear function.
+    """
     return linear_call(lambda _, x: fn(x), lambda _, ct: transpose(ct), (), x)
 
 
@@ -48,9 +53,9 @@ batching.primitive_batchers[_LINEAR_CALL] = _batched
 
 @jax.custom_jvp
 def together(arrays: list) -> list:
-    """The arrays. The backward pass makes the gradients of all before it uses that of any.
+    """`arrays`, as they are. The backward pass computes the gradients of all before it uses any.
 
-    Where one of them has no gradient the others have theirs as always.
+    If one of the arrays has no gradient, the gradients of the others are computed as usual.
     """
     return arrays
 
@@ -64,15 +69,15 @@ def _together_jvp(primals, tangents):
 
 
 def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Array:
-    """`move` of `x` cast to the dtype of use.
+    """`move(x)`, with `x` cast to the dtype of use first.
 
-    By itself JAX would sum the gradient over devices in that dtype, and round the sum to it. Cast
-    and move are one linear function instead: its transpose casts to the dtype of sums, moves back,
-    and casts to the dtype of `x`.
+    By itself JAX would sum the gradient over devices in the dtype of use, and round the sum to it.
+    So the cast and the move together are one linear function. Its transpose casts to the dtype of
+    sums, moves back, and casts to the dtype of `x`.
 
     Args:
-      move, again: the same linear function, run in the forward pass (once) and transposed in the
-        backward pass.
+      move: a linear function, which is run once, in the forward pass.
+      again: the same function, which is transposed in the backward pass.
     """
     like = jax.typeof(x).update(dtype=dtypes.sums)
 
@@ -84,18 +89,18 @@ def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Ar
 
 
 def to_sum(x, dtype) -> jax.Array:
-    """`x` in the dtype in which it is to be summed.
+    """`x` cast to the dtype in which it is to be summed.
 
-    Without the barrier a TPU's compiler would sum what was cast up just before in the dtype that it
-    had.
+    Without the barrier, the compiler for TPUs would sum in the dtype before the cast.
     """
     return x if x.dtype == dtype else lax.optimization_barrier(x.astype(dtype))
 
 
 def with_derivative_of(value, fn: Callable, x) -> Any:
-    """`value`, which is `fn(x)` come by at less cost, with the derivative by `x` that `fn` has.
+    """`value`, with the derivative by `x` that `fn` has.
 
-    `fn` runs in forward mode only; in reverse mode only its transpose does.
+    The value is that of `fn(x)`, computed at less cost. In reverse mode only the transpose of `fn`
+    runs, and `fn` itself does not.
     """
 
     @jax.custom_jvp
@@ -107,7 +112,7 @@ def with_derivative_of(value, fn: Callable, x) -> Any:
 
 
 def checkpoint(fn: Callable, policy: Callable | None, *, in_scan: bool = False) -> Callable:
-    """`jax.checkpoint` of `fn`; `in_scan` as for the op of this name."""
+    """`jax.checkpoint` of `fn`; `in_scan` is as in `md.checkpoint`."""
     body = _behind_barrier(fn) if in_scan else fn
     return jax.checkpoint(body, policy=policy, prevent_cse=not in_scan)
 
@@ -115,9 +120,10 @@ def checkpoint(fn: Callable, policy: Callable | None, *, in_scan: bool = False) 
 def _behind_barrier(fn: Callable) -> Callable:
     """`fn`, with a barrier in the backward pass before its first argument is used there.
 
-    In the body of a scan that argument is the carry of one turn. The barrier makes the compiler
-    write it to an array of its own. TPU compilers may otherwise bring the carries of all turns into
-    another order in memory, in each turn, where a product needs one of them in that order.
+    In the body of a scan this argument is the carry of one iteration. The barrier makes the
+    compiler write the carry to an array of its own. Otherwise the compiler for TPUs may bring the
+    carries of all iterations into another order in memory, in each iteration, because a product
+    needs one of them in that order.
     """
 
     def apart(array):

@@ -1,7 +1,7 @@
 """A split loop nest as one device sees it: what the local function of an op may ask for.
 
-Which part of a dim does this device have, at which index does it begin, what is padding; and the
-exchanges with other devices that an op makes itself.
+It may ask which part of a dim this device has, at which index the part begins and which elements
+are padding. And it may exchange elements with other devices.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ class DeviceLoop:
         in_parts: Mapping[Dim, Parts] = _NO_PARTS,
         result_in_parts: Mapping[Dim, Parts] = _NO_PARTS,
     ):
-        self._axes = axes  # of dims of the results too, where the loop carries their split
+        self._axes = axes  # of the dims of the loop, and of dims with the same split
         self._orders = orders
         self.scope = scope
         self._op = op
         self._in_parts = in_parts
         self._result_in_parts = result_in_parts
-        self.result = self  # where `choose_splits` gives the result another split, a loop with that
+        self.result = self  # a loop in the split of the result, if `choose_splits` chose another
 
     @property
     def lowered(self) -> bool:
-        """Whether this runs on one device of a lowering; outside of one, arrays are whole."""
+        """Whether this is one device of a lowering; if not, arrays are whole."""
         return self.scope is not None
 
     @property
     def platform(self) -> str:
-        """The platform that this runs on: "tpu", "gpu" or "cpu"."""
+        """The platform that the op runs on: "tpu", "gpu" or "cpu"."""
         return jax.default_backend() if self.scope is None else self.scope.platform
 
     def note(
         self, kernel: str, needed: float = 1.0, lacks: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """Write down which kernel the op chose, and the fields of `Op` that go with it."""
+        """Write down which kernel the op has chosen, and the fields of `Op` that go with it."""
         if self._op is not None:
             self._op.kernel, self._op.needed = kernel, needed
             self._op.lacks = tuple(lacks.items())
@@ -73,7 +73,7 @@ class DeviceLoop:
         return self.scope, self._op
 
     def _named(self):
-        """A context in which JAX tags what is traced with the op."""
+        """A context in which JAX tags the operations that it traces with the op."""
         return jax.named_scope(self._of_op[1].tag)
 
     def axes(self, dims: Dim | Sequence[Dim]) -> tuple[str, ...]:
@@ -94,9 +94,9 @@ class DeviceLoop:
         return self.scope.part(dim, self._axes.get(dim, ())) if self.scope else dim.size
 
     def padding(self, dim: Dim) -> int:
-        """How many elements the parts of `dim` hold beyond its end.
+        """How many elements of padding all parts of `dim` have together.
 
-        By their indices they are the last ones; which part has them depends on the order.
+        The padding has the indices after the last element; which part has it depends on the order.
         """
         return self.size(dim) * self.parts(dim) - dim.size
 
@@ -114,16 +114,16 @@ class DeviceLoop:
         return array
 
     def masked(self, array, dims: Dims, fill):
-        """`array`, which has `dims`, with `fill` for its padding; as it is where `fill` is None."""
+        """`array`, which has `dims`, with `fill` in its padding; with None, `array` as it is."""
         padded = [d for d in dims if self.padding(d)] if fill is not None else []
         if not padded:
             return array
         return jnp.where(self.inside(dims), array, jnp.asarray(fill, array.dtype))
 
     def inside(self, dims: Dims) -> jax.Array:
-        """Which elements of this device's part of `dims` are not padding, as booleans.
+        """Which elements of this device's part of `dims` are not padding: booleans.
 
-        Their shape broadcasts against that of the part.
+        Their shape broadcasts against the shape of the part.
         """
         inside = jnp.ones((1,) * len(dims), bool)
         for i, d in enumerate(dims):
@@ -157,7 +157,7 @@ class DeviceLoop:
         return turn.index_in_whole(first, dim, self.scope)
 
     def _first_of_part(self, dim: Dim):
-        """The index of the first element on this device, among those that are there in a turn."""
+        """The index of the first element on this device; in a dim in turns, within the slice."""
         axes = tuple(a for a in self.axes(dim) if self.scope is None or a not in self.scope.turns)
         return collectives.position(axes) * self.size(dim) if axes else 0
 
@@ -166,9 +166,9 @@ class DeviceLoop:
         return self._orders.get(dim, NATURAL)
 
     def runs(self, dim: Dim) -> list[tuple[Any, int]]:
-        """The runs of consecutive elements that this device has of `dim`, one after the other.
+        """The runs of consecutive elements of `dim` that this device has.
 
-        It is one run where the parts of the dim are in natural order, and several in another one.
+        It is one run if the parts of the dim are in natural order, and several in other orders.
 
         Returns:
           For each run the index, in the whole dim, of its first element, which may be traced; and
@@ -181,7 +181,7 @@ class DeviceLoop:
 
     def indices(self, dim: Dim, dtype=jnp.int32) -> jax.Array:
         """The indices, in the whole dim, of the elements on this device; shape [size(dim)]."""
-        # Not in bfloat16, say, which would round the part and the sum.
+        # Indices are computed as whole numbers: bfloat16, say, would round them.
         exact = dtype if jnp.issubdtype(dtype, jnp.integer) else jnp.int32
         if self.scope is not None and (turn := self.scope.turn_of(self.axes(dim))):
             numbers = self._first_of_part(dim) + jnp.arange(self.size(dim), dtype=jnp.int32)
@@ -193,7 +193,7 @@ class DeviceLoop:
         return (jnp.concatenate(runs) if len(runs) > 1 else runs[0]).astype(dtype)
 
     def _in_natural_order(self, what: str, dims) -> None:
-        """Check that the op has asked for the natural order of `dims`, as `what` needs it."""
+        """Check that the op has asked for the natural order of `dims`, which `what` needs."""
         for dim in (dims,) if isinstance(dims, Dim) else dims:
             assert dim not in self._orders, (
                 f"{self._op and self._op.name}: `{what}` along {dim}, whose parts are in "
@@ -201,22 +201,21 @@ class DeviceLoop:
             )
 
     def in_parts(self, dim: Dim) -> Any:
-        """The `Parts` of `dim`, where operands with it come part by part; else None.
+        """The `Parts` of `dim`, if operands with it come part by part; else None.
 
-        What else these can do is of the move that brings them: ask for it where the op has stated
-        that it can take them so.
+        They are of the class that the move has for them (`Move.view`), such as `Ring`.
         """
         return self._in_parts.get(dim)
 
     def result_in_parts(self, dim: Dim) -> Any:
-        """The `Parts` of `dim`, where the result is to be a sum, made part by part; else None."""
+        """The `Parts` of `dim`, if the result is a sum to compute part by part; else None."""
         return self._result_in_parts.get(dim)
 
     @property
     def aside(self) -> DeviceLoop:
-        """The same loop, whose moves are not written down.
+        """The same loop, but its moves are not written down.
 
-        For code that JAX may trace more than once; what it moves is written down by `note_move`.
+        It is for code that JAX may trace more than once. `note_move` writes the moves down, once.
         """
         if self._op is None:
             return self
@@ -233,8 +232,8 @@ class DeviceLoop:
         """Sum over the devices that split `dims`.
 
         Args:
-          varies: the result goes on to meet values of those devices, so that its cotangent is to be
-            summed too.
+          varies: whether the result meets values that differ between these devices. Then its
+            cotangent differs too, and is summed in the backward pass.
         """
         total = self._reduce("psum", collectives.psum, x, dims, backward="psum" if varies else "")
         if not varies or not self.axes(dims):
@@ -260,9 +259,9 @@ class DeviceLoop:
             return collective(x, axes)
 
     def gather(self, x, dims, *, varies: bool = False, in_order: bool = True) -> jax.Array:
-        """`x` of every device that splits `dims`, stacked along a first position.
+        """The arrays `x` of all devices that split `dims`, stacked along a first position.
 
-        They stand in the order of the indices of the dims.
+        They are in the order of the parts of the dims.
 
         Args:
           varies: as in `psum`.
@@ -285,18 +284,18 @@ class DeviceLoop:
         with self._named():
             return collectives.all_gather(x, axes, 0, varies=varies)
 
-    def all_to_all(self, x, dim: Dim, split: int, concat: int) -> jax.Array:
-        """Cut `x` in pieces along position `split`, and send one to each device that splits `dim`.
+    def all_to_all(self, x, dim: Dim, cut: int, joined: int) -> jax.Array:
+        """Cut `x` into pieces along position `cut`, and send one to each device that splits `dim`.
 
-        What a device gets is put together along position `concat`, in the order of the devices'
-        parts. Where `dim` lies at `concat` it is whole afterwards.
+        The pieces that a device receives are joined along position `joined`, in the order of the
+        senders' parts. If `dim` lies at `joined`, it is whole afterwards.
         """
         self._in_natural_order("all_to_all", dim)
         axes = self.axes(dim)
         self._not_in_turns(axes)
         self._record("all_to_all", axes, nbytes(x), "all_to_all")
         with self._named():
-            return collectives.all_to_all(x, axes, split, concat)
+            return collectives.all_to_all(x, axes, cut, joined)
 
     def fetch(
         self,
@@ -315,10 +314,10 @@ class DeviceLoop:
         `fill` already.
 
         Args:
-          x: what this device has; `dim` lies at position `at`.
+          x: this device's part; `dim` lies at position `at`.
           starts: one static index for each of `parts(dim)` parts; may be negative or beyond the
             dim.
-          stop: elements from this index on are not needed (by default those outside of the dim).
+          stop: elements from this index on are not needed; by default the end of the dim.
           fill: the value of elements before 0 and from `stop` on.
 
         Returns:
@@ -343,7 +342,7 @@ class DeviceLoop:
     ) -> jax.Array:
         """`length` elements at position `at`, put together from `pieces` of the parts of `dim`.
 
-        Where no piece lies there is `fill`.
+        Elements that no piece covers are `fill`.
         """
         self._in_natural_order("exchange", dim)
         axes = self.axes(dim)
@@ -360,7 +359,7 @@ class DeviceLoop:
         )
 
     def _not_in_turns(self, axes: tuple[str, ...]) -> None:
-        """Raise a MeshDSLError where some of these parts are there in other turns of a loop."""
+        """Raise a MeshDSLError if one of `axes` stands for turns of a loop, see `moves.turns`."""
         scope, op = self._of_op
         if turns := [axis for axis in axes if axis in scope.turns]:
             rule = next(rule for rule in scope.layout.turns if rule.axis == turns[0])

@@ -1,7 +1,7 @@
-"""What an equation of a jaxpr computes, whatever its operands are: a key by which equals are found.
+"""Keys of the equations of a jaxpr: equal for two that compute the same from their operands.
 
-Functions in the parameters of an equation, such as the rules of derivatives, are known by their
-identity alone. So are the arrays that a jaxpr has closed over.
+Functions in the parameters of an equation, such as the rules of derivatives, can only be compared
+by their identity. So can the arrays that a jaxpr has closed over.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Key(NamedTuple):
 
     Attributes:
       kind: its primitive, and the types of its operands and results.
-      alike: equal for two equations that do the same, but for what `own` has.
-      own: what is known by its identity alone, such as a function.
-      first: the number of the first op in its name stacks; None where there is none.
-      count: how many equations it is, with those in its parameters.
+      alike: equal for two equations that compute the same, as far as `own` is the same too.
+      own: functions and arrays in its parameters, which are compared by identity.
+      first: the number of the first op in its name stacks; None where no op is named.
+      count: the number of equations: itself, and those in its parameters.
     """
 
     kind: Any
@@ -35,15 +35,15 @@ class Key(NamedTuple):
 
 
 class _Reader:
-    """Makes the key of one equation, with those in its parameters.
+    """Reads one equation, with those in its parameters, for its key.
 
     Args:
-      seen: what is known of jaxprs without tags, by their identity.
+      seen: the results for jaxprs without tags that were read before, by their identity.
       without: names of parameters that do not matter.
 
     Attributes:
-      own, first: as those of a key.
-      count, tags: how many equations and tags there were.
+      own, first: as in `Key`.
+      count, tags: how many equations and tags were read.
     """
 
     def __init__(self, seen: dict[int, tuple], without: Sequence[str] = ()):
@@ -107,7 +107,7 @@ class _Reader:
 
 
 def _is_known_by_value(x: Any) -> bool:
-    """Whether all that equal `x` do the same. Functions are not, nor those that JAX wraps."""
+    """Whether all values that equal `x` do the same; of functions that is not known."""
     if callable(x) or hasattr(x, "call_wrapped") or type(x).__hash__ is object.__hash__:
         return False
     try:
@@ -118,7 +118,7 @@ def _is_known_by_value(x: Any) -> bool:
 
 
 class Alike:
-    """A closed jaxpr, which equals others that compute the same.
+    """A closed jaxpr that can be compared: it equals others that compute the same.
 
     Args:
       without: names of parameters of equations that do not matter.
@@ -139,7 +139,7 @@ class Alike:
 
 
 def do_the_same(one: Key, other: Key) -> bool:
-    """Whether two equations compute the same of their operands."""
+    """Whether two equations compute the same, given the same operands."""
     return one.alike == other.alike and _are_same(one.own, other.own)
 
 

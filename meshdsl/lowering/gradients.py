@@ -4,13 +4,15 @@ A parameter that several ops use is, by its type, equal on all devices, so JAX w
 gradient over the devices at every use: in a scan over layers, once for each layer and microbatch.
 Instead the parameter is made to vary, before differentiation, over the axes over which *all* of its
 uses vary. Its gradient then comes out as one pending sum, which the law settles once: a psum, or a
-psum_scatter where the layout splits optimizer state (ZeRO-1). Under `sum = "layer"` of a layout the
-parameter is left as it is, but for the axes of such a psum_scatter, and JAX does sum at every use:
-while the rest of the backward pass is computed.
+psum_scatter where the layout splits optimizer state (ZeRO-1).
 
-Over which axes the uses of a parameter vary is known when the function has been traced. So it is
-traced to a jaxpr with a guess, the axes that split the data of the program, and this jaxpr is what
-JAX differentiates. Only where the guess was wrong the function is traced again.
+Under `sum = "layer"` of a layout the parameter is made to vary only over the axes of such a
+psum_scatter. Over the others JAX does sum at every use, while the rest of the backward pass runs.
+
+Over which axes the uses of a parameter vary is known only when the function has been traced. So the
+function is traced to a jaxpr with a guess: that all uses vary over the axes that split the data of
+the program. JAX differentiates this jaxpr. Only where the guess was wrong, the function is traced
+again.
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ def value_and_grad(
             (value, aux), grads = _differentiated(run, arrays, args, turns)
         else:
             tensors = [_entered(t, scope, compute, reduce) for t in tensors]
-            args = _in_turn(args, turns, scope)
+            args = _whole_along(args, turns, scope)
             run, tensors, uses = traced(body, tensors, scope, _element(args, turns, 0), turns)
             arrays = [t.stored for t in tensors]
             (value, aux), grads = _differentiated(run, arrays, args, turns)
@@ -115,8 +117,9 @@ def traced(
       repeated: a dim over whose elements the function will run, for the record.
 
     Returns:
-      A function of the arrays of `tensors` and of inputs alike; `tensors`, made to vary over the
-      axes over which all of their uses vary; and these axes, for each of them.
+      Three things: a function of the arrays of `tensors` and of inputs with the structure of
+      `inputs`; `tensors`, each made to vary over the axes over which all of its uses vary; and
+      for each of them those axes.
     """
     at_once = [_summed_at_once(t, scope, repeated) for t in tensors]
     guess = [
@@ -129,7 +132,7 @@ def traced(
         try:
             run, varying, uses = _traced_as(body, tensors, guess, scope, inputs, repeated)
         except WrongGuess:
-            if guess == none:  # it was of a parameter that an outer function is differentiated by
+            if guess == none:  # the wrong guess is that of an outer `value_and_grad`
                 raise
             uses = none
         else:
@@ -144,7 +147,10 @@ def traced(
 
 
 def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None):
-    """As `traced`, with `tensors` made to vary over the axes `guess`. The uses may be others."""
+    """As `traced`, with `tensors` made to vary over the axes `guess`.
+
+    The third result is the axes that were found, which may be others.
+    """
     varying = [varied(t, axes, scope) for t, axes in zip(tensors, guess, strict=True)]
     numbers = [next(scope.origins) for _ in tensors]
     scope.guesses |= dict(zip(numbers, map(frozenset, guess), strict=True))
@@ -180,9 +186,9 @@ def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None)
 
 
 def _taken_apart(tree) -> tuple[list, Callable]:
-    """The arrays of a tree, which JAX traces, and a function that makes the tree of such arrays.
+    """The arrays of a tree, and a function that puts the tree together again from such arrays.
 
-    A leaf that JAX cannot trace stays as it is.
+    Leaves that are not arrays, which JAX cannot trace, are kept in the function.
     """
     leaves, structure = jax.tree.flatten(tree)
     arrays = [isinstance(x, (jax.Array, np.ndarray, np.generic)) for x in leaves]
@@ -196,14 +202,14 @@ def _taken_apart(tree) -> tuple[list, Callable]:
 
 
 def _summed_at_once(t: Tensor, scope: Scope, repeated: Dim | None) -> frozenset[str]:
-    """The axes over which the gradient of `t` is summed when all of it is there."""
+    """The axes over which the gradient of `t` is summed once, after the backward pass."""
     if scope.layout.sum == "step" or repeated is not None:
         return scope.of_mesh(scope.sizes)
     return frozenset().union(*scope.at_rest(t.dims, "optimizer"))
 
 
 def _own_axes(t: Tensor) -> frozenset[str]:
-    """The axes over which no use makes `t` vary: a loop over a dim that they split gathers it."""
+    """The axes over which no use of `t` counts as varying: those that split `t`, and spent ones."""
     scope = t.placement.scope
     return scope.spent.union(*t.placement.axes)
 
@@ -219,7 +225,7 @@ def _cast_first(body: Callable, tensors: Sequence[Tensor], compute) -> Callable:
 
 
 def _differentiated(run: Callable, arrays: list, args, accumulate: Dim | None):
-    """What `run` returns, and its gradient by `arrays`; averaged over `accumulate`."""
+    """What `run` returns, and the gradient of its value by `arrays`; averaged over `accumulate`."""
 
     def value(arrays, args):
         out = run(arrays, args)
@@ -234,7 +240,7 @@ def _differentiated(run: Callable, arrays: list, args, accumulate: Dim | None):
         (_, out), grads = with_gradient(arrays, _element(args, accumulate, index))
         return jax.tree.map(jnp.add, total, grads), out
 
-    # The gradients that are carried are sums that no device has shared yet.
+    # Each device adds up its own terms; nothing is summed over devices before the last microbatch.
     zeros = [collectives.vary(jnp.zeros_like(a), collectives.varying(a)) for a in arrays]
     total, outs = lax.scan(add_turn, zeros, jnp.arange(accumulate.size))
     mean = jax.tree.map(lambda a: jnp.mean(a, axis=0), outs)
@@ -242,16 +248,16 @@ def _differentiated(run: Callable, arrays: list, args, accumulate: Dim | None):
 
 
 def _entered(t: Tensor, scope: Scope, compute, reduce) -> Tensor:
-    """The parameter `t` as the function that is differentiated gets it."""
+    """The parameter `t` in the form in which the function to differentiate gets it."""
     t = made_whole(resharding.placed(resharding.plain(t), scope))
     return to_differentiate_by(t, compute, reduce)
 
 
 def made_whole(t: Tensor) -> Tensor:
-    """`t`, to be differentiated by, whole over the axes that are spent.
+    """`t`, settled and with a type that varies over spent axes, for a derivative by it.
 
-    Inside `over` each element has a derivative of its own, so nothing is summed over the axes that
-    its dim is split over: `t` is made whole, and varying, over these beforehand.
+    Inside `over` each element has a derivative of its own. So the derivative must not be summed
+    over the spent axes, which split the dim that `over` maps along.
     """
     spent = t.placement.scope.in_mesh_order(t.placement.scope.spent)
     return varied(resharding.take_sums(t), spent, t.placement.scope) if spent else t
@@ -260,7 +266,7 @@ def made_whole(t: Tensor) -> Tensor:
 def _settled(tree):
     """What a differentiated function returns, with each Tensor in it settled.
 
-    The result has no gradient, whatever it comes from.
+    Later uses of these Tensors do not count as uses of the parameters that they come from.
     """
 
     def settled(x: Tensor) -> Tensor:
@@ -275,7 +281,7 @@ def _settled(tree):
 
 
 def varied(t: Tensor, axes, scope: Scope) -> Tensor:
-    """`t` with a type that varies over `axes`; recorded, as a second derivative sums over them."""
+    """`t` with a type that varies over `axes`; recorded, since a second derivative sums there."""
     if not axes:
         return t
     with jax.named_scope(scope.recorder.begin("vary", t.dims, t.placement.axes).tag):
@@ -285,12 +291,12 @@ def varied(t: Tensor, axes, scope: Scope) -> Tensor:
 def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
     """`grad`, of which each device along `axes` has a term, summed and split as `level` says.
 
-    It is summed in the dtype that `grad` says, and comes out in its own.
+    It is summed in the dtype of sums of its `Dtypes`, and comes out in its own dtype.
     """
     array, dtype, scope = grad.stored, grad.stored.dtype, grad.placement.scope
     with jax.named_scope("gradient"):
         dtypes = grad.placement.dtypes
-        if axes and dtypes:  # see `derivatives.to_sum`: the cast up may lie further back
+        if axes and dtypes:  # the barrier of `derivatives.to_sum`, also after an earlier cast
             array = lax.optimization_barrier(array.astype(dtypes.sums))
         rules = scope.layout.at("rules")
         named = lambda axis: dict.fromkeys(str(rule) for rule in rules if rule.axis == axis)
@@ -302,20 +308,20 @@ def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
         return settled.replace(array=settled.stored.astype(dtype))
 
 
-def _in_turn(args, dim: Dim | None, scope: Scope):
-    """`args` with every Tensor that has `dim` split as its elements along `dim` are, one by one."""
+def _whole_along(args, dim: Dim | None, scope: Scope):
+    """`args`, with every Tensor that has `dim` whole along it and each element split by the law."""
     if dim is None:
         return args
     op = scope.recorder.begin("accumulate", (dim,), ((),))
 
     def turn(x):
-        return resharding.in_turn(x, (dim,), op) if is_tensor(x) and dim in x.dims else x
+        return resharding.whole_along(x, (dim,), op) if is_tensor(x) and dim in x.dims else x
 
     return jax.tree.map(turn, args, is_leaf=is_tensor)
 
 
 def _element(args, dim: Dim | None, index):
-    """`args` with every Tensor that has `dim` cut to one element of it."""
+    """`args`, with every Tensor that has `dim` cut to one element along it."""
 
     def cut(x):
         if not is_tensor(x) or dim not in x.dims:

@@ -1,10 +1,10 @@
 """Kernels: functions of local arrays, such as Pallas kernels, that JAX cannot follow by its types.
 
-Inside a lowering JAX follows, for every array, the axes over which it may differ between devices.
-A Pallas kernel has no such types: JAX refuses it, or, where it interprets the kernel on a CPU,
-finds types that do not meet. Here such a function becomes one opaque operation. It is traced by
-itself, as if on one device, and its results vary over every axis that one of its operands varies
-over, which is all that a function of local arrays can make of them.
+Inside a lowering JAX keeps track, for every array, of the axes over which it may differ between
+devices. A Pallas kernel has no such types. JAX refuses the kernel, or, where it interprets the
+kernel on a CPU, finds types that do not match. Here such a function becomes one opaque operation.
+The function is traced by itself, as if on one device. The results of the operation vary over every
+axis that one of its operands varies over: a function of local arrays cannot vary over any other.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _OPAQUE.multiple_results = True
 
 
 class Product(NamedTuple):
-    """`batch` products of m x k by k x n in a kernel, of which it computes `flops`.
+    """`batch` matrix products of m x k by k x n in a kernel, for which it computes `flops`.
 
-    `uneven` says that these are a mean over devices, of which some compute more.
+    Attributes:
+      uneven: whether some devices compute more than others, so that `flops` is their mean.
     """
 
     batch: int
@@ -52,18 +53,17 @@ Products = tuple[Product, ...]
 def called(fn: Callable, arrays: Sequence[jax.Array], name: str):
     """`fn(*arrays)` on one device of a lowering, where `fn` may contain a Pallas kernel.
 
-    A function without one is called as it is. One with a kernel has the derivative that JAX finds
-    for it, in reverse mode and of first order: what Pallas can differentiate, or what the
-    function states by `jax.custom_vjp`.
+    A function without a kernel is called as it is. A function with a kernel has the derivative that
+    JAX finds for it, in reverse mode and of first order: the one that it states by
+    `jax.custom_vjp`, or else one that Pallas finds.
 
     Args:
-      name: of the op, for messages.
+      name: the name of the op, for messages.
     """
     closed, out_tree = _call(fn, *jax.tree.flatten(tuple(arrays))).traced()
     if not _has_kernel(closed.jaxpr):
         return fn(*arrays)
-    axes = frozenset().union(*map(collectives.varying, arrays))
-    arrays = [collectives.vary(x, axes) for x in arrays]
+    arrays = collectives.vary_together(arrays)
     floats = [i for i, x in enumerate(arrays) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
     def of_floats(arrays):
@@ -102,16 +102,17 @@ def called(fn: Callable, arrays: Sequence[jax.Array], name: str):
 
 
 def opaque(fn: Callable, *args, products: Products | None = None, results: Any = None):
-    """`fn` of pytrees of local arrays, as one operation that varies over the axes of all.
+    """`fn(*args)`, of pytrees of local arrays, as one operation.
 
-    It has no derivative: it is for the two functions of a `jax.custom_vjp`.
+    Its results vary over all axes over which any of the arrays varies. The operation has no
+    derivative: it is for the two functions of a `jax.custom_vjp`.
 
     Args:
-      fn: a `partial` of a function without a closure and of values that can be compared is traced
-        once for all calls with the same values on arrays of the same types.
-      products: what estimates count in the place of the code of `fn`.
-      results: the shapes and dtypes of what such a `partial` returns, as `ShapeDtypeStruct`s. Where
-        they are given it is not traced before the program is lowered for a compiler.
+      fn: a function. If it is a `partial` of a function without a closure, and of values that can
+        be compared, it is traced once for all calls with equal values on arrays of equal types.
+      products: the products that estimates count in the place of the code of `fn`.
+      results: the shapes and dtypes of the results of such a `partial`, as `ShapeDtypeStruct`s.
+        Then `fn` is not traced before the program is lowered for a compiler.
     """
     leaves, tree = jax.tree.flatten(args)
     call = _call(_comparable(fn) or fn, leaves, tree)
@@ -122,16 +123,15 @@ def opaque(fn: Callable, *args, products: Products | None = None, results: Any =
 
 
 def _bound(kernel: Any, out_tree: Any, leaves: Sequence, products: Products | None):
-    """The operation that runs `kernel`, a closed jaxpr or one that is `_TracedLater`."""
-    axes = frozenset().union(*map(collectives.varying, leaves))
-    leaves = [collectives.vary(x, axes) for x in leaves]
+    """The results of the operation that runs `kernel`: a closed jaxpr, or a `_TracedLater`."""
+    leaves = collectives.vary_together(leaves)
     flops = None if products is None else sum(product.flops for product in products)
     with nullcontext() if flops is None else jax.named_scope(flops_scope(flops)):
         return jax.tree.unflatten(out_tree, _OPAQUE.bind(*leaves, jaxpr=kernel, products=products))
 
 
 class _Comparable:
-    """A `partial` that equals others of the same function and of equal values."""
+    """A `partial` that is equal to any other of the same function and of equal values."""
 
     def __init__(self, fn: partial, key: Any):
         self._fn, self._key = fn, key
@@ -149,16 +149,16 @@ class _Comparable:
         return self._fn(*args)
 
 
-_MOST_BYTES = 4096  # of an array of NumPy that is compared
-# What Python raises for values that have no hash, cannot be compared, or contain themselves.
+_MOST_BYTES = 4096  # larger arrays of NumPy are not compared
+# Python's errors for values that have no hash, cannot be compared, or contain themselves.
 _NOT_COMPARABLE = (TypeError, ValueError, RecursionError)
 
 
 def _key_of(x: Any) -> Any:
-    """A key that is equal for two values, functions too, only if they are the same in a kernel.
+    """A key for a value or a function. Where two keys are equal, kernels cannot tell the values.
 
     Raises:
-      TypeError: it cannot be said, as of a value that has no hash and of a large array of NumPy.
+      TypeError: there is no such key, as for a value without a hash and a large array of NumPy.
     """
     match x:
         case FunctionType():
@@ -181,7 +181,7 @@ def _key_of(x: Any) -> Any:
 
 
 def _comparable(fn: Callable) -> _Comparable | None:
-    """None for what may depend on more than on values that can be compared."""
+    """`fn` as a `_Comparable`; None if its results may depend on what cannot be compared."""
     if not isinstance(fn, partial) or getattr(fn.func, "__closure__", fn) is not None:
         return None
     try:
@@ -194,7 +194,7 @@ def _comparable(fn: Callable) -> _Comparable | None:
 
 @lru_cache(maxsize=64)
 def _jitted(fn: _Comparable) -> Any:
-    """`fn` of the structure of its arguments and their leaves; `jit` keeps what it traced."""
+    """`fn` of the structure and the leaves of its arguments, under `jit`, which keeps traces."""
     return jax.jit(lambda tree, *leaves: fn(*jax.tree.unflatten(tree, leaves)), static_argnums=0)
 
 
@@ -222,12 +222,13 @@ class _Call(NamedTuple):
             return jnp.zeros(())
 
         # A shard_map over no further axis, without checks, is the public way to switch the checks
-        # off for one function. Where the mesh has no axes it has to be given one.
-        mesh = jax.sharding.get_abstract_mesh()
-        alone: Any = jax.sharding.AbstractMesh((1,), ("alone",))
-        how = {"mesh": alone} if mesh.empty else {}
+        # off for one function. Where no mesh is set, shard_map has to be given one.
+        empty = jax.sharding.get_abstract_mesh().empty
+        mesh: Any = jax.sharding.AbstractMesh((1,), ("alone",)) if empty else None
         jax.eval_shape(
-            jax.shard_map(unchecked, in_specs=(), out_specs=PartitionSpec(), check_vma=False, **how)
+            jax.shard_map(
+                unchecked, mesh=mesh, in_specs=(), out_specs=PartitionSpec(), check_vma=False
+            )
         )
         closed, tree = found
         return closed, tree
@@ -238,9 +239,9 @@ def _call(fn: Callable, leaves: Sequence, tree: Any) -> _Call:
 
 
 class _TracedLater:
-    """A call that is traced when a program with it is lowered.
+    """A call that is not traced before the program that contains it is lowered.
 
-    No two are equal, because each stands at a place of its own in a program.
+    No two of these are equal, because each has its own place in a program.
     """
 
     def __init__(self, call: _Call, results: tuple[jax.ShapeDtypeStruct, ...]):
@@ -251,8 +252,8 @@ class _TracedLater:
 
     def closed(self) -> Any:
         closed, _ = self._call.traced()
-        stated, made = ([(x.shape, x.dtype) for x in k.out_avals] for k in (self, closed))
-        assert stated == made, f"stated {stated}, made {made}"
+        stated, found = ([(x.shape, x.dtype) for x in k.out_avals] for k in (self, closed))
+        assert stated == found, f"stated {stated}, found {found}"
         return closed
 
 

@@ -7,16 +7,16 @@ function of local arrays. The rules of the layout decide the rest, in four steps
 2. `bring` each operand to the split of the loop, restricted to the operand's own dims.
 3. `compute` on what each device has. A dim that is split and that no result has, because it is
    contracted, leaves a sum pending over its axes.
-4. `place` each result in the split that the rules give its own dims. Sums stay pending: what needs
-   one takes it, by `resharding.take_sums`.
+4. `place` each result in the split that the rules give its own dims. Sums stay pending: an op that
+   needs the sum itself takes it, by `resharding.take_sums`.
 
 For example, with the rules `batch -> data` and `d_ff -> model`,
 
     einsum(h, down, out=(batch, d_model))   # h [batch_data, d_ff_model], down [d_ff_model, d_model]
 
 has the loop nest `batch, d_ff, d_model`, of which `batch` is split over `data` and `d_ff` over
-`model`. Both operands are split so already, each device multiplies what it has, and the result
-[batch_data, d_model] is a sum pending over `model`.
+`model`. Both operands are already split as the loop is. Each device multiplies its parts of them,
+and the result [batch_data, d_model] is a sum pending over `model`.
 
 Outside of a lowering the same function runs on whole arrays: that is the reference that every
 lowering equals.
@@ -47,6 +47,7 @@ from meshdsl.splits.changes import Split
 from meshdsl.tensor import Dtypes, Parameter, Placement, Tensor
 from meshdsl.values import array_of
 
+_NO_AXES: Mapping[Dim, tuple[str, ...]] = MappingProxyType({})
 _NO_PARTS: Mapping[Dim, Parts] = MappingProxyType({})
 _NOTHING: frozenset = frozenset()
 
@@ -66,8 +67,8 @@ def apply_op(
 ) -> Tensor:
     """Run one op with one result by the law; see `apply_op_many`.
 
-    `local` returns one array, which has the local shape of `out`. What else there is to say of the
-    loop nest are fields of `Nest`.
+    `local` returns one array, which has the local shape of `out`. The other keyword arguments are
+    fields of `Nest`.
     """
     one = lambda at, *arrays: (local(at, *arrays),)
     result = apply_op_many(
@@ -103,14 +104,14 @@ def apply_op_many(
       nest: what the op states of its loop nest.
       linear: the op is linear in its operands taken together. A sum that is pending in all of them
         may then stay pending in the results.
-      like: for an op without operands, a tensor in whose lowering it is to run.
+      like: for an op without operands, a Tensor of the lowering in which the op is to run.
       fill: what `local` finds in the padding of operands whose dims are split unevenly: one number
-        for all of them, or a tuple with one for each; None where it does not matter. What the op
-        leaves in the padding of its results never matters.
+        for all operands, or a tuple with a number for each; None where the padding does not matter.
+        The padding of results may hold anything.
       choose_splits: for an op with one operand and one result for which the split of the loop would
         move too much. It is called with the split of the operand, the law's split of the result
-        and the scope, and returns two splits: that to which the operand is brought, and that in
-        which the result comes out.
+        and the scope, and returns two splits: the one to which the operand is brought, and the one
+        in which the result comes out.
     """
     scope = common(name, operands) or (
         like.placement.scope if like is not None and like.placement else None
@@ -158,7 +159,7 @@ def apply_op_many(
 
 
 def _parts(axes_of, nest: Nest, work: Work, scope: Scope, op: Op) -> dict[Dim, Parts]:
-    """The parts of each dim of `axes_of`, over these axes, as the local function sees them."""
+    """The `Parts` of each dim of `axes_of`, over its axes, which the local function asks for."""
     assert work.move is not None
     found = {}
     for d, axes in axes_of.items():
@@ -177,7 +178,7 @@ def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) 
     for t, value in zip(operands, fills, strict=True):
         wanted, placement = work.split_of(t.dims), t.placement
         if placement is not None and placement.origin and work.level == "rules":
-            # Over an axis that splits the parameter, or cuts it here, it does not vary by this use.
+            # Axes that split the parameter, at rest or here, are none over which its use varies.
             own = {a for axes in (*placement.axes, *wanted) for a in axes}
             placement.scope.note_use(placement.origin, work.loop_axes - own)
         orders = None
@@ -201,12 +202,13 @@ def bring(operands: Sequence[Tensor], work: Work, at: DeviceLoop, op: Op, fill) 
 def _with_gradients_together(
     operands: Sequence[Tensor], arrays: list[jax.Array], outs: Sequence[Dims], at: DeviceLoop
 ) -> list[jax.Array]:
-    """The arrays of an op whose result is larger than they are, with gradients made together.
+    """The arrays; of an op with a larger result, the backward pass makes their gradients together.
 
-    The gradient of the result is needed twice: for the gradient of a parameter and for that of a
-    value. Only the second is waited for by what comes next, so a compiler may leave the first until
-    later, and keep the large gradient in memory. Logits would be kept while all layers run
-    backwards, and the hidden units of a feed-forward layer while its attention does.
+    From the gradient of a result the backward pass computes two others: the gradient of a parameter
+    and that of a value. What runs next waits for the value's alone. So a compiler may put the
+    parameter's off, and keep the large gradient of the result in memory until then: that of the
+    logits while all layers run backwards, or that of the hidden units of a feed-forward layer while
+    attention runs backwards.
     """
     found = [i for i, a in enumerate(arrays) if jnp.issubdtype(a.dtype, jnp.inexact)]
     parameters = [t for t in operands if t.placement is not None and t.placement.level != "rules"]
@@ -222,7 +224,12 @@ def _with_gradients_together(
 
 
 def _masked(at: DeviceLoop, array, dims: Dims, fill, *, shared: bool) -> Any:
-    """`array` with `fill` in its padding; the same one each time, if it is `shared`."""
+    """`array` with `fill` in its padding.
+
+    Args:
+      shared: whether a second call for the same `array` is to give the same result, because parts
+        that go round a ring are kept by their array.
+    """
     if not shared:
         return at.masked(array, dims, fill)
     scope, key = at.scope, ("masked", dims, at.split(dims), fill)
@@ -235,13 +242,13 @@ def _masked(at: DeviceLoop, array, dims: Dims, fill, *, shared: bool) -> Any:
 
 
 def _orders_of_parts(dims: Dims, at: DeviceLoop, work: Work) -> dict[Dim, Move]:
-    """The dims along which an operand comes in parts that are not in natural order."""
+    """The orders of the dims along which an operand comes part by part, if not the natural one."""
     parts = {d: at.in_parts(d) for d in work.in_parts}
     return {d: p.order for d, p in parts.items() if p and p.order is not NATURAL and p.has(dims)}
 
 
 def compute(local: Callable, at: DeviceLoop, arrays: list[jax.Array], op: Op):
-    """What the op computes of the parts that this device has."""
+    """What the local function computes from the arrays that this device has."""
     with jax.named_scope(op.tag):
         return local(at, *arrays)
 
@@ -249,7 +256,7 @@ def compute(local: Callable, at: DeviceLoop, arrays: list[jax.Array], op: Op):
 def place(results, operands, work: Work, scope: Scope, op: Op) -> tuple[Tensor, ...]:
     """Each result as a Tensor, split by the law for its own dims.
 
-    Axes of pending sums split nothing until the sum is taken.
+    The axes of a pending sum split none of its dims until the sum is taken.
     """
     origin, roles, sums_in, reasons = _inherited(operands, work.level)
     tensors = []
@@ -279,7 +286,7 @@ def sums_alike(before, after) -> bool:
 
 
 def _on_one_device(name, local, operands, outs) -> tuple[Tensor, ...]:
-    """Outside of a lowering: the local function, of whole arrays."""
+    """The results of the local function on whole arrays, outside of a lowering."""
     results = local(DeviceLoop(_NO_AXES), *[array_of(name, t) for t in operands])
     roles = _roles(operands)
     return tuple(
@@ -290,11 +297,8 @@ def _on_one_device(name, local, operands, outs) -> tuple[Tensor, ...]:
     )
 
 
-_NO_AXES: Mapping[Dim, tuple[str, ...]] = MappingProxyType({})
-
-
 def _level(operands: Sequence[Tensor]) -> str:
-    """Parameters alone make parameters; anything else makes a value.
+    """The level of the results: "rules", as of a value, unless all operands follow parameters.
 
     Tensors without a placement adopt the level of the others.
     """
@@ -318,7 +322,7 @@ def _stays_pending(operands: Sequence[Tensor], linear: bool) -> tuple[str, ...]:
 
 
 def _begin(name: str, nest: Nest, work: Work, scope: Scope) -> Op:
-    """A row of the record for the op."""
+    """Begin the op in the record."""
     for dims in nest.outs:
         if dims is not nest.loop:
             scope.recorder.names.update([d.name for d in dims])
@@ -329,7 +333,7 @@ def _begin(name: str, nest: Nest, work: Work, scope: Scope) -> Op:
 
 
 def _stands_so(t: Tensor, split: Split, loop_axes: frozenset[str]) -> bool:
-    """Whether there is nothing to do to bring `t` to a loop with this split."""
+    """Whether a loop can take `t` as it is: with this split, and varying over the loop's axes."""
     placement = t.placement
     if placement is None:
         return not any(split) and loop_axes <= collectives.varying(t.stored)
@@ -339,11 +343,11 @@ def _stands_so(t: Tensor, split: Split, loop_axes: frozenset[str]) -> bool:
 
 
 def _inherited(operands: Sequence[Tensor], level: str):
-    """What results have from their operands.
+    """What results have from the operands.
 
     Returns:
-      The parameters that they come from, their roles by dims, the dtype in which their gradients
-      are summed, and the reasons of sums that stay pending.
+      The numbers of the parameters that the operands are computed from, their roles by dims, the
+      dtype in which their gradients are summed, and the reasons of sums that stay pending.
     """
     reasons = operands[0].placement.reasons if operands and operands[0].placement else ()
     if level == "rules":
@@ -364,9 +368,10 @@ def _roles(operands: Sequence[Tensor]) -> dict[Dims, Parameter] | None:
 def _with_copies(
     results: tuple[Tensor, ...], operands: Sequence[Tensor], again: Callable
 ) -> tuple[Tensor, ...]:
-    """The results with copies of their own at hand, if they come of parameters with copies.
+    """The results; if operands are parameters with copies (see `scope.copy_of`), with copies too.
 
-    A result that is a sum to be taken has none.
+    The copy of a result is computed from the copies of the operands. Results with a pending sum get
+    no copies.
 
     Args:
       again: the op as a function of its operands, to be run on their copies.

@@ -94,12 +94,13 @@ class Lowered:
 
     @contextmanager
     def _explaining(self, args, runs: bool = False):
-        """What JAX says of arguments, or of what was kept from another function, in our words.
+        """A context in which two errors of JAX become MeshDSLErrors; others stay as they are.
 
-        Other errors stay as they are.
+        They are the errors about an argument that is no array, and about a value that was kept from
+        the trace of another function.
 
         Args:
-          runs: the function is to be run, so shapes will not do.
+          runs: whether the function is to be run, so that an argument must not be a shape.
         """
         self._check_free(args)
         try:
@@ -119,7 +120,10 @@ class Lowered:
             raise
 
     def _check_free(self, args) -> None:
-        """Raise a MeshDSLError for a Tensor of a lowering that JAX has taken no parts of so far."""
+        """Raise a MeshDSLError if an argument is a Tensor of a lowering.
+
+        Lowerings whose arrays JAX has taken out of Tensors are not checked here, but in `_spmd`.
+        """
         for x in jax.tree.leaves(args, is_leaf=is_tensor):
             if is_tensor(x) and x.placement is not None and not x.placement.scope.takes_parts:
                 raise MeshDSLError(
@@ -134,15 +138,26 @@ class Lowered:
     def trace_program(self, *args) -> tuple[Any, Program]:
         """JAX's own traced object for these arguments, and the program recorded in that trace."""
         traced = self.trace(*args)
-        split = self.shapes(*args)
-        sizes = dict(self.mesh.shape)
-        how = split, self._donate, self._optimizer
-        return traced, Program(self.record, traced.jaxpr, self.layout, sizes, *how)
+        return traced, Program(
+            self.record,
+            traced.jaxpr,
+            self.layout,
+            dict(self.mesh.shape),
+            self.shapes(*args),
+            self._donate,
+            self._optimizer,
+        )
 
     def on(self, mesh: Mesh | AbstractMesh, layout: Layout | None = None) -> Lowered:
         """The same function, lowered for another mesh, under the same layout or another one."""
-        how = {"optimizer": self._optimizer, "donate": self._donate}
-        return Lowered(self._fn, layout or self.layout, mesh, self._dims, **how)
+        return Lowered(
+            self._fn,
+            layout or self.layout,
+            mesh,
+            self._dims,
+            optimizer=self._optimizer,
+            donate=self._donate,
+        )
 
     def with_function(self, change: Callable[[Callable], Callable]) -> Lowered:
         """What `change` makes of the function, lowered for this mesh under this layout."""
@@ -163,14 +178,17 @@ class Lowered:
                 f"{self.name}: is called inside of another lowering; call lowered functions "
                 "from outside of it"
             )
-        how = {"platform": platform_of(self.mesh), "leaf": resharding.leaf}
-        scope = Scope(self.layout, self.mesh.shape, self.name, **how)
-        self._scope = scope
+        scope = self._scope = Scope(
+            self.layout,
+            self.mesh.shape,
+            self.name,
+            platform=platform_of(self.mesh),
+            leaf=resharding.leaf,
+        )
         given = self._given(args, scope)
         arrays = [leaf.array if is_tensor(leaf) else leaf for leaf in given.leaves]
-        out_specs: list[
-            PartitionSpec
-        ] = []  # filled in by the trace: the law needs the dims of the results
+        # Filled in by the trace: the law needs the dims of the results.
+        out_specs: list[PartitionSpec] = []
         result: list = []
 
         def local(*arrays):
@@ -239,7 +257,7 @@ class Lowered:
     def shapes(self, *args) -> tuple:
         """The arguments as `ShapeDtypeStruct`s, split as the lowered function takes them.
 
-        It is what to `lower` and compile it for.
+        These can be given to `lower`.
         """
         levels = ["optimizer" if i in self._optimizer else None for i in range(len(args))]
         pairs = zip(args, levels, strict=True)
@@ -252,7 +270,7 @@ class Lowered:
 
 
 class _Given(NamedTuple):
-    """The leaves of arguments and their structure; for each leaf whose rules split it, and how."""
+    """The leaves and the structure of arguments; for each leaf its level, and its split."""
 
     leaves: list
     tree: Any
@@ -314,7 +332,7 @@ def _check_types(mesh: Mesh | AbstractMesh, what: str) -> None:
 def gather_updated(layout: Layout, mesh: Mesh, dims: Iterable[Dim | str] = ()) -> Lowered:
     """A lowered function that brings updated parameters back to their split at rest (ZeRO-1).
 
-    It takes them split as the state of the optimizer is.
+    It takes parameters that are split as the state of the optimizer is.
     """
 
     def gather_updated(parameters):
@@ -342,8 +360,9 @@ def _check_whole(x: Tensor, name: str, level: str) -> None:
 def _part(array):
     """A device's part of an argument.
 
-    One without elements is made anew. XLA makes constants of such arguments, and then refuses a
-    program that has no other ones and whose results are split.
+    An argument without elements is replaced by zeros, which are computed in the program. XLA makes
+    constants of such arguments, and then refuses a program that has no other arguments and whose
+    results are split.
     """
     if array.size or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return array

@@ -1,8 +1,9 @@
-"""What an op states of its loop nest, and what the law says of it.
+"""What an op states of its loop nest, and what the law answers.
 
 `Nest` is the statement: the dims of the loop and of the results, and what the local function needs
-of them. `Work` is the answer: which axes split each dim, and what becomes of each result.
-`split_loop` leads from one to the other. It asks the layout once for all ops that state the same.
+of these dims. `Work` is the answer: which axes split each dim, and what becomes of each result.
+`split_loop` finds the answer to a statement. The scope keeps the answers, so that the layout is
+asked once for all ops with the same statement.
 """
 
 from __future__ import annotations
@@ -25,8 +26,6 @@ from meshdsl.lowering.moves.table import TABLE
 from meshdsl.lowering.scope import Orders, Scope
 from meshdsl.splits.changes import Split
 
-_NOTHING: frozenset = frozenset()
-
 
 class Nest(NamedTuple):
     """What an op states of its loop nest.
@@ -35,20 +34,23 @@ class Nest(NamedTuple):
       loop: every dim of the operands, and any other dim that the work could be split over.
       outs: the dims of each result. A dim that is not in the loop comes out whole.
       unsplit: dims of the loop that the local function needs whole.
-      in_order: dims of the loop of which the local function needs consecutive elements: while it
-        runs, their parts are in natural order, whatever a layout says. None for all dims. Of the
-        others it may not ask for the `offset`, nor for windows of them, only for the indices of
-        their elements.
-      same_split: pairs of a dim that is not in the loop and a dim of the loop that has the same
-        split. In an operand the first is brought to that split, in a result it comes out with it.
+      in_order: dims of the loop of which the local function needs consecutive elements: while the
+        function runs, the parts of these dims are in natural order, whatever a layout says. None
+        for all dims. The function may ask for the indices of the elements of any dim, but for an
+        `offset` or a window only of these dims.
+      same_split: pairs of a dim that is not in the loop and the dim of the loop that has the same
+        split. Operands and results that have the first dim are split along it as the second one
+        is. For example, a pooling of `length` into `frames` states `(frames, length)`.
       same_order: for an op with `choose_splits`, pairs of a dim of the result and the dim of the
-        operand whose elements it has, one by one.
-      sums: a contracted dim leaves a pending sum. Otherwise the local function has taken care of
-        that.
-      by_parts: along which dims the local function can take operands part by part. Where the rules
-        bring them so, `DeviceLoop.in_parts` has the parts, and `DeviceLoop.result_in_parts` those
-        of a result. The first dim that may come so is the only one.
-      stays: dims of the loop that rules keep split as they are at rest, before any other rule.
+        operand that has the same elements in the same order. For example, renaming `a` to `b`
+        states `(b, a)`.
+      sums: whether a contracted dim leaves a pending sum. If not, the local function has combined
+        the devices' results itself.
+      by_parts: the dims along which the local function can take operands part by part. Of these
+        dims at most one comes in parts: the first for which the rules say so. Its parts are in
+        `DeviceLoop.in_parts`, or in `DeviceLoop.result_in_parts` if they are parts of a result.
+      stays: dims of the loop that keep the split that they have at rest. They get their axes before
+        any rule is asked.
     """
 
     loop: Dims
@@ -71,19 +73,19 @@ class Work(NamedTuple):
     """What the law says of one loop nest.
 
     Attributes:
-      level: the lists of rules that split the loop.
-      axes_of: for each dim of the loop, and each dim that has the same split as one, its axes.
-      axes: the same for the dims of the loop alone, in their order.
-      orders: for each dim whose parts are not in natural order, their order.
+      level: the level whose rules split the loop.
+      axes_of: the axes that split each dim of the loop, and each other dim of `same_split`.
+      axes: the axes that split each dim of the loop, in the order of the dims.
+      orders: the order of each dim whose parts are not in natural order.
       loop_axes: all axes over which the loop is split.
       waste: the work on padding, as a fraction of the work on elements.
-      why: gives the reason for a change of an operand's split.
+      why: a function that gives the reason for a change of an operand's split.
       results: what becomes of each result.
-      splits: what `split_of` has answered.
+      splits: the answers of `split_of` so far.
       in_parts: for each dim along which operands come part by part, the axes of the parts.
       result_in_parts: for each dim along which the result is summed part by part, the axes.
-      move: the move that brings those parts, or takes them away.
-      scope: of the loop.
+      move: the move that brings the parts of operands, or sums those of the result.
+      scope: the scope of the operands.
     """
 
     level: str
@@ -101,7 +103,10 @@ class Work(NamedTuple):
     scope: Scope
 
     def split_of(self, dims: Dims) -> Split:
-        """The split of the loop, restricted to `dims`, and that of what comes part by part."""
+        """The split to which an operand with `dims` is brought: that of the loop for its dims.
+
+        A dim along which the operand comes part by part stays split over the axes of the parts too.
+        """
         found = self.splits.get(dims)
         if found is None:
             lies = lambda d: in_parts(dims, d, self.in_parts[d], self.scope, self.level)
@@ -117,13 +122,13 @@ class Result(NamedTuple):
     Attributes:
       dims: the dims of the result.
       split: the split in which the result comes out of the loop.
-      orders: the orders of its parts there, where they are not natural.
+      orders: the orders of its parts in `split`, where they are not natural.
       varies: the axes over which the result differs between devices.
       pending: the axes over which the result is a sum that is not taken yet.
-      reasons: for each axis over which this op leaves a sum, the rule behind it.
+      reasons: for each axis over which this op leaves a sum, the rule that split the summed dim.
       target: the split that the law gives the dims of the result.
-      then: the orders of parts in that split.
-      stands: whether `split` and `orders` are `target` and `then` already.
+      then: the orders of its parts in `target`, where they are not natural.
+      stands: whether the result is where it belongs: `split` is `target`, and `orders` is `then`.
     """
 
     dims: Dims
@@ -144,11 +149,11 @@ def split_loop(
     pending: tuple[str, ...] = (),
     chosen: tuple[Split, Split] | None = None,
 ) -> Work:
-    """The rules split the loop nest: its dims get the axes of the mesh, and the results theirs.
+    """The rules split the loop nest: which axes split its dims, and what becomes of the results.
 
     Args:
-      level: whose rules split it.
-      pending: the axes of a pending sum, which are spent on it until it is taken.
+      level: the level whose rules split the loop.
+      pending: the axes of a pending sum of the operands. They split nothing until it is taken.
       chosen: the splits that the op has chosen for its operand and its result, see `apply_op_many`.
     """
     key = (nest, level, pending, chosen)
@@ -190,10 +195,11 @@ def split_loop(
 
 
 def _axes_of(nest: Nest, given: Mapping[Dim, Axes] | Split) -> dict[Dim, Axes]:
-    """For each dim of the loop, and each that has the same split, the axes that split it.
+    """The axes that split each dim of the loop, and each other dim of `same_split`.
 
     Args:
-      given: what the rules give the dims that they may split, or the op all of them.
+      given: the axes that the rules give to each dim that they may split; or the split that the op
+        has chosen for the whole loop.
     """
     axes_of = given if isinstance(given, Mapping) else dict(zip(nest.loop, given, strict=True))
     for stays in nest.stays:
@@ -204,7 +210,7 @@ def _axes_of(nest: Nest, given: Mapping[Dim, Axes] | Split) -> dict[Dim, Axes]:
 
 
 def _orders(nest: Nest, axes_of: Mapping[Dim, Axes], scope: Scope, chosen) -> Orders:
-    """The orders in which the local function finds the parts that are not in natural order."""
+    """The order of each dim whose parts are not in natural order while the local function runs."""
     found = scope.orders(nest.loop, tuple([axes_of[d] for d in nest.loop]))
     if not found:
         return found
@@ -217,7 +223,7 @@ def _orders(nest: Nest, axes_of: Mapping[Dim, Axes], scope: Scope, chosen) -> Or
 
 
 def _summed(nest: Nest, dims: Dims, axes_of: Mapping[Dim, Axes]) -> set[str]:
-    """The axes over which a result with `dims` is a sum: those of dims that are contracted."""
+    """The axes over which a result with `dims` is a sum: those that split contracted dims."""
     if not nest.sums:
         return set()
     same_split = dict(nest.same_split)
@@ -231,7 +237,7 @@ def _result(
     """What becomes of the result with `dims`.
 
     Args:
-      orders: of the parts of dims of the loop.
+      orders: the orders of dims of the loop that are not in natural order.
       parts: the dims along which the result is summed part by part, with the axes of the parts.
     """
     scope, level = rules.scope, rules.level
@@ -263,7 +269,11 @@ def _result(
 def _split_differently(
     same_order: Sequence[tuple[Dim, Dim]], before, after, scope: Scope
 ) -> set[Dim]:
-    """Dims of an operand, split differently from the dims of the result with the same elements."""
+    """Dims of an operand that are split differently from the result's dim with the same elements.
+
+    Args:
+      before, after: the axes that split each dim of the operand and of the result.
+    """
     same = lambda old, new: (
         before[old] == after[new] and (scope.part(old, before[old]) == scope.part(new, after[new]))
     )
@@ -271,7 +281,10 @@ def _split_differently(
 
 
 def _operand_parts(nest: Nest, free: Dims, rules: Rules) -> tuple[Move | None, dict[Dim, Axes]]:
-    """The first dim along which operands come part by part, over which axes, and by which move."""
+    """The move that brings operands part by part, with the dim and the axes of the parts.
+
+    Without such a move: None, and no dim.
+    """
     for fact in nest.by_parts:
         for move in TABLE:
             if axes := move.operand_axes(fact, free, rules):
@@ -282,7 +295,10 @@ def _operand_parts(nest: Nest, free: Dims, rules: Rules) -> tuple[Move | None, d
 def _result_parts(
     nest: Nest, axes_of: Mapping[Dim, Axes], rules: Rules
 ) -> tuple[Move | None, dict[Dim, Axes]]:
-    """The first dim along which the result is summed part by part, its move, and the axes."""
+    """The move that sums the result part by part, with the dim and the axes of the parts.
+
+    Without such a move: None, and no dim.
+    """
     (dims,) = nest.outs
     summed = _summed(nest, dims, axes_of)
     for fact in nest.by_parts:
@@ -299,10 +315,13 @@ def reason_of(
     otherwise="no rule splits the result over it",
     because: Mapping[str, str] = MappingProxyType({}),
 ):
-    """Gives the reason of a change: the rule of `dims` that takes the first of its axes.
+    """A function that gives the reason of a change of split, for the record.
+
+    It is the rule that gives the first axis of the change to one of `dims`.
 
     Args:
-      because: the reasons over some axes, where they are others.
+      otherwise: the reason where there is no such rule.
+      because: reasons that go before that rule, by axes.
     """
 
     def why(change) -> str:

@@ -1,15 +1,15 @@
-"""In which form the function that is differentiated gets a parameter: its dtypes, and its copies.
+"""The form in which a differentiated function gets a parameter: its dtypes, and its copies.
 
-By default a parameter is what it is at rest. Two lines of a layout change that:
+By default the function gets a parameter as it is at rest. Two lines of a layout change that:
 
 `gather = "step"`: a parameter that only the list `parameters` splits is gathered here, once, and
-not where it is used.
+not by each op that uses it.
 
-`gradients = [...]` (ZeRO-2): where these rules split the gradient further than the parameter, it
-has two arrays: a device's part, by which the program is differentiated, and the copy that is at
-hand, which the forward pass uses. To JAX what an op uses is the part, gathered. That gather is not
-computed, because its value is the copy; but its transpose, a psum_scatter, is, at each use and in
-each turn of a loop. So no device ever has the whole gradient.
+`gradients = [...]` (ZeRO-2): where these rules split the gradient further than the parameter, the
+parameter has two arrays: a device's part, by which the program is differentiated, and a copy, which
+is less split and which the forward pass uses. To JAX an op seems to gather the part. The gather
+itself is not computed, because its result is the copy. Its transpose is computed, a psum_scatter,
+at each use and in each turn of a loop. So no device ever has the whole gradient.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from meshdsl.tensor import Dtypes, Tensor, is_tensor
 
 
 def to_differentiate_by(t: Tensor, use, sums) -> Tensor:
-    """The parameter `t` as the function that is differentiated gets it.
+    """The parameter `t` in the form in which a differentiated function gets it.
 
     Args:
-      use, sums: see `Dtypes`; the dtype of `t` where they are None.
+      use, sums: see `Dtypes`; None for the dtype of `t`.
     """
     dtypes = Dtypes(use or t.dtype, sums or t.dtype)
     rest = t.stored.dtype
@@ -53,11 +53,11 @@ def to_differentiate_by(t: Tensor, use, sums) -> Tensor:
 
 
 def for_use(parameters: Any, use: str) -> Any:
-    """A tree of parameters as a function gets them that is not differentiated by these.
+    """Parameters in the form in which a function gets them that is not differentiated by them.
 
     Args:
-      parameters: and arrays, which stay as they are.
-      use: the dtype in which ops take them, and in which they are gathered.
+      parameters: a pytree of parameters and arrays; arrays stay as they are.
+      use: the dtype in which ops take the parameters, and in which these are gathered.
     """
     return jax.tree.map(
         lambda t: _to_use(t, jnp.dtype(use)) if is_tensor(t) else t, parameters, is_leaf=is_tensor
@@ -75,7 +75,7 @@ def _to_use(t: Tensor, use: np.dtype) -> Tensor:
 
 
 def _recorded(t: Tensor, split: Split, level: str, name: str, why: str) -> Tensor:
-    """`t` in this split, recorded as an op `name`. Nobody takes a derivative of what it was."""
+    """`t` in this split, recorded as an op `name`; the move has no derivative."""
     if t.placement.axes != split:
         scope = t.placement.scope
         op = scope.recorder.begin(name, t.dims, split)

@@ -1,8 +1,8 @@
 """A tensor brought to any placement that a program names, pending sums included.
 
-The law leaves a sum pending where an op makes one. Here a sum is made pending of a tensor that
-needs none, and that costs nothing: of an axis over which the devices hold copies, all devices but
-the first hold zeros from then on; of an axis that splits a dim, each puts its part among zeros.
+An op may leave a sum pending by the law. Here a whole tensor is turned into a pending sum, which
+costs nothing. Over an axis along which the devices hold copies, all devices but the first get
+zeros. Over an axis that splits a dim, each device puts its part among zeros.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _WHY = "placed by hand"
 def place(x: Tensor, split: Split, pending: tuple[str, ...]) -> Tensor:
     """`x` in this split and with exactly these sums pending, recorded as an op `reshard`.
 
-    A dim that loses an axis to a pending sum keeps it as the innermost of its axes until everything
-    else has moved: then each device puts its part among zeros that stand for the rest of a larger
-    part. Where padding keeps the smaller parts from lying within the larger ones, the dim is put
-    among zeros as a whole, before anything moves.
+    A dim that loses an axis to a pending sum keeps this axis as the innermost until everything else
+    has moved. Then each device puts its part among zeros, which stand for the rest of a larger
+    part. Where padding keeps the smaller parts from lying within the larger ones, each device's
+    part is put among the zeros of the whole dim instead, before anything moves.
     """
     now, scope = x.placement, x.placement.scope
     dims, before = scope.in_turn(x.dims, now.axes)
@@ -53,7 +53,7 @@ def place(x: Tensor, split: Split, pending: tuple[str, ...]) -> Tensor:
     held = tuple(a for a in added if a not in placed)
     for run in runs_alike(held, collectives.varying(array)):
         array = _first_alone(array, run, scope, op)
-    # What is there in other turns of a loop stays there.
+    # A dim in turns of a loop stays in turns.
     turns = [tuple(a for a in axes if a in scope.turns) for axes in now.axes]
     axes = tuple((*own, *turn) for own, turn in zip(split, turns, strict=True))
     return Tensor(array, x.dims, x.role, now._replace(axes=axes, pending=pending))
@@ -62,10 +62,10 @@ def place(x: Tensor, split: Split, pending: tuple[str, ...]) -> Tensor:
 def _unnested_made_whole(
     array, dims: Dims, now: Split, split: Split, added: list[str], scope: Scope, op: Op
 ) -> tuple[jax.Array, Split, tuple[str, ...]]:
-    """The array, where those dims are whole that have to be put among zeros as a whole.
+    """The array, after putting parts among the zeros of a whole dim, where dims need that.
 
     Returns:
-      The array, its split, and those of the axes `added` over which it is a sum by then.
+      The array, its split, and those of the axes `added` over which it is a sum now.
     """
 
     def nests(i: int) -> bool:
@@ -90,13 +90,13 @@ def _moved(array, leg: Leg, scope: Scope, op: Op) -> jax.Array:
 
 
 def _leading(axes: tuple[str, ...], wanted: list[str]) -> tuple[str, ...]:
-    """The longest run of `axes` from the first on that are all `wanted`."""
+    """The axes at the beginning of `axes` that are all `wanted`."""
     length = next((n for n, a in enumerate(axes) if a not in wanted), len(axes))
     return axes[:length]
 
 
 def _first_alone(array, axes: tuple[str, ...], scope: Scope, op: Op) -> jax.Array:
-    """The array on the first device along `axes`, zeros on the others."""
+    """The array on the first device along `axes`, and zeros on the others."""
     backward = "psum" if collectives.varying(array).isdisjoint(axes) else ""
     record(op, scope, "mask", axes, nbytes(array), _WHY, backward)
     with jax.named_scope(op.tag):
@@ -106,7 +106,7 @@ def _first_alone(array, axes: tuple[str, ...], scope: Scope, op: Op) -> jax.Arra
 def _among_zeros(
     array, dim: Dim, at: int, axes: tuple[str, ...], size: int, scope: Scope, op: Op
 ) -> jax.Array:
-    """`size` elements of `dim`, at position `at`: this device's part by `axes`, and zeros."""
+    """`size` elements of `dim`, at position `at`: this device's part over `axes` among zeros."""
     with jax.named_scope(op.tag):
         start = collectives.position(axes) * array.shape[at]
         shape = list(array.shape)

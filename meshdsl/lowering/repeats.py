@@ -1,12 +1,13 @@
-"""Runs of equations that repeat, such as layers that are alike, as calls of one function.
+"""Runs of equations that repeat, such as those of layers that are alike, as calls of one function.
 
-JAX differentiates a jaxpr equation by equation, but a function under `jit` once, however often it
-is called. Here equations that come again and again, with other operands, become calls of one such
-function. What is computed stays the same, and so does its order.
+JAX differentiates a jaxpr equation by equation, but a function under `jit` only once, however often
+it is called. Here a run of equations that repeats, with other operands each time, becomes such a
+function, and each repetition, a *copy* of the run, becomes a call of it. The program computes the
+same as before, in the same order.
 
-The equations of each layer carry the tags of its own ops, see `program.recorder`, and those of the
-function carry the tags of the first layer. So every later call stands in a name stack that says by
-how much the numbers of its ops are larger, which `tag_in` adds.
+Each equation carries the tag of its op, see `program.recorder`. The equations of the function carry
+the tags of the first copy. So a call for a later copy stands in a name stack such as `md+58`, which
+says that the numbers of its ops are larger by 58; `tag_in` adds that number.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from meshdsl.lowering.equation_keys import do_the_same, keys_of
 from meshdsl.program.jaxpr import body_of
 from meshdsl.program.recorder import later
 
-_LEAST = 8  # so many equations are worth a function of their own
-_PERIODS = 16  # how many lengths of a repeated run are tried
+_LEAST = 8  # fewer equations are not worth a function of their own
+_PERIODS = 16  # how many lengths of a copy are tried
 
 
 class _Step(NamedTuple):
-    """A part of a jaxpr: a function of some of its variables that gives others.
+    """Some equations of a jaxpr, as a function that computes some of its variables from others.
 
     Attributes:
-      later: how far the numbers of its ops are from those in its tags.
+      fn: the function.
+      ins, outs: the variables of the jaxpr that it takes and that it computes.
+      later: the number to add to the numbers of ops in its tags.
     """
 
     fn: Callable
@@ -42,7 +45,10 @@ class _Step(NamedTuple):
 
 
 def shared(closed: Any) -> Callable:
-    """What a closed jaxpr computes, as a function of a list of arrays that gives a list of them."""
+    """A closed jaxpr as a function of arrays that returns a list of arrays.
+
+    Runs of equations that repeat are calls of one function in it.
+    """
     jaxpr = body_of(closed)
     steps = list(_Steps(jaxpr).all())
     consts = dict(zip(jaxpr.constvars, closed.consts, strict=True))
@@ -60,7 +66,7 @@ def shared(closed: Any) -> Callable:
 
 
 class _Steps:
-    """The steps of one jaxpr."""
+    """Finds the steps of one jaxpr: calls of functions for copies, and the equations in between."""
 
     def __init__(self, jaxpr: Any):
         self._jaxpr, self._equations = jaxpr, jaxpr.eqns
@@ -75,7 +81,7 @@ class _Steps:
         self._last.update((v, count) for v in jaxpr.outvars if not isinstance(v, jex.Literal))
 
     def all(self) -> Iterator[_Step]:
-        """The steps in order; runs that do not repeat are one step each."""
+        """The steps in order. Equations between two copies are one step."""
         start = 0
         for begin, end, step in self._of_repeats():
             if start < begin:
@@ -90,13 +96,13 @@ class _Steps:
         return _Step(jex.jaxpr_as_fun(self._cut(start, end, ins, outs)), ins, outs)
 
     def _cut(self, start: int, end: int, ins: list, outs: list) -> Any:
-        """Some of the equations, as a closed jaxpr."""
+        """The equations from `start` to `end` as a closed jaxpr."""
         cut = {"constvars": [], "invars": ins, "outvars": outs}
         equations = self._equations[start:end]
         return jex.ClosedJaxpr(self._jaxpr.replace(**cut, eqns=equations), [])
 
     def _ins(self, start: int, end: int) -> list:
-        """What some equations take from others, or from outside."""
+        """The variables that the equations from `start` to `end` use and do not define."""
         defined: set = set()
         taken: dict = {}
         for e in self._equations[start:end]:
@@ -107,12 +113,15 @@ class _Steps:
         return list(taken)
 
     def _outs(self, start: int, end: int) -> list:
-        """What some equations make for others, or for outside."""
+        """The variables that the equations from `start` to `end` define and later ones use.
+
+        The results of the jaxpr count as used.
+        """
         defined = [v for e in self._equations[start:end] for v in e.outvars]
         return [v for v in defined if self._last.get(v, 0) >= end]
 
     def _of_repeats(self) -> Iterator[tuple[int, int, _Step]]:
-        """Calls of shared functions, with where their equations begin and end."""
+        """The calls of functions for copies, each with where its equations begin and end."""
         for start, period, count in self._periodic(0, len(self._equations)):
             starts = [start + i * period for i in range(count)]
             while starts:
@@ -122,7 +131,14 @@ class _Steps:
                     yield from self._calls(copies, period)
 
     def _periodic(self, low: int, high: int) -> list[tuple[int, int, int]]:
-        """Where equations repeat by their kinds: the start, the length of a copy, and how many."""
+        """Where the kinds of equations repeat, between `low` and `high`.
+
+        Of several ways to cut the equations into copies, the one is taken with which the most
+        equations need not be differentiated again.
+
+        Returns:
+          For each run the start, the length of a copy, and how many copies there are.
+        """
         best = start = length = copies = 0
         for period in self._periods(low, high):
             again = lambda numbers, n=period: numbers[low + n : high] == numbers[low : high - n]
@@ -141,7 +157,10 @@ class _Steps:
         return [*before, (start, length, copies), *after]
 
     def _periods(self, low: int, high: int) -> list[int]:
-        """How far equations that are alike are apart, the most frequent distances first."""
+        """Possible lengths of a copy: the distances between an equation and the next one like it.
+
+        The most frequent distances come first.
+        """
         before: dict[int, int] = {}
         distances: Counter[int] = Counter()
         for i, number in enumerate(self._alike[low:high].tolist()):
@@ -151,11 +170,15 @@ class _Steps:
         return [distance for distance, _ in distances.most_common(_PERIODS)]
 
     def _wired_alike(self, starts: list[int], period: int) -> list[tuple[int, int, dict]]:
-        """The first of the copies whose equations are connected as those of the very first.
+        """The copies before the first one whose equations are connected in another way.
+
+        Args:
+          starts: where each copy begins.
+          period: the length of a copy.
 
         Returns:
-          For each where it begins, how much larger the numbers of its ops are, and which of its
-          variables are those of the first copy.
+          For each copy: where it begins, how much larger the numbers of its ops are than those of
+          the first copy, and its variable for each variable of the first copy.
         """
         found = []
         for start in starts:
@@ -166,6 +189,7 @@ class _Steps:
         return found
 
     def _as(self, first: int, other: int, period: int) -> tuple[int, dict] | None:
+        """The last two results of `_wired_alike` for one copy; None if it is wired differently."""
         same: dict = {}
         defined: set = set()
         shifts = set()
@@ -205,7 +229,10 @@ class _Steps:
                 yield start + begin, start + end, step
 
     def _stretches(self, starts: list[int], period: int) -> Iterator[tuple[int, int]]:
-        """Where copies do the same, in between of equations that have something of their own."""
+        """Where in a copy the equations are the same in all copies: begin and end of each stretch.
+
+        Stretches of too few equations are left out.
+        """
         begin = 0
         for i in range(period + 1):
             if i < period and self._is_shared(starts, i):
@@ -220,7 +247,7 @@ class _Steps:
 
 
 def _numbered(keys: Iterable) -> np.ndarray:
-    """The same number for each of the keys that are equal."""
+    """A number for each key, which is the same for equal keys."""
     known: dict[Any, int] = {}
     return np.asarray([known.setdefault(key, len(known)) for key in keys], int)
 

@@ -1,12 +1,12 @@
 """Resharding: a Tensor brought from one split to another, by the cheapest collectives.
 
-Every change of split is made by `reshard`, whichever op asks for it. The algebra of splits says
-which changes lead there (`splits.changes`); here they run on the array of a device, and each is
-written down in the record of the op that asked.
+`reshard` changes the split of a Tensor, whichever op asks for it. The algebra of splits
+(`splits.changes`) says which changes lead from one split to the other. Here these changes run on
+the array of a device, and each is written down in the record of the op that asked.
 
-The type of an array says over which axes its value may differ between devices. To let it differ
-over one more axis, `vary`, costs nothing, and is a psum in the backward pass: that is why it is
-written down too.
+The type of an array says over which axes its value may differ between devices. `vary` changes the
+type, so that the value may differ over one more axis. That costs nothing in the forward pass and is
+a psum in the backward pass. Because of the psum it is written down too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from meshdsl.program.recorder import Op
 from meshdsl.splits.changes import Change, Split
 from meshdsl.tensor import Dtypes, Placement, Tensor
 
-Why = Callable[[Change], str]  # the reason of a change, for the record: the rule that asked for it
+Why = Callable[[Change], str]  # gives the reason of a change, for the record: a rule, most often
 _SUMS = ("psum", "psum_scatter")
 
 
@@ -47,24 +47,24 @@ def reshard(
     pending: tuple[str, ...] = (),
     orders: Orders | None = None,
 ) -> Tensor:
-    """`x` in another split. Whoever asks for the same again gets the same array.
+    """`x` in another split. A second call with the same arguments gives the same array.
 
     Args:
       x: a Tensor of this lowering, or one without a placement: a constant, whole on every device.
       split: for each dim of `x` the axes that are to split it.
-      op: the op that asks, in whose record the changes are written down; or a function that begins
-        an op for them, and is called if there are any to make.
+      op: the op that asks, in whose record the changes are written down. Or a function that begins
+        an op; it is called if there are any changes to write down.
       varies: the axes over which the loop of that op is split, see `Way`.
-      pending: the axes over which a sum of `x` is pending that is to be taken on the way.
-      orders: of parts, where these are not to be in the orders that the layout gives them. Only who
-        asks knows them then: ops take a Tensor to be in the layout's order.
+      pending: the axes whose pending sums are taken on the way. Other sums stay pending.
+      orders: the orders that the parts of dims are to have in `split`; by default those of the
+        layout. The Tensor does not say that it has other orders: the caller has to know.
     """
     if scope.turns:
         x = at_home(x, scope)
     placement = x.placement or whole_placement(x, scope)
     then = scope.orders(x.dims, split) if orders is None else orders
     key = (x.dims, placement, split, varies, pending, frozenset(then.items()))
-    # A constant may outlive this trace, so nothing is remembered of one.
+    # A constant may outlive this trace, so the scope does not remember what became of it.
     array = None if x.placement is None else scope.remembered(x.stored, key)
     if array is None:
         op = op if isinstance(op, Op) else op()
@@ -92,13 +92,13 @@ def take_sums(
     level: str | None = None,
     orders: Orders | None = None,
 ) -> Tensor:
-    """`x` with nothing pending, in the split that the law gives its own dims.
+    """`x` with no sum pending, in the split that the law gives its own dims.
 
-    It is recorded as an op `name`.
+    The changes are recorded as an op called `name`.
 
     Args:
-      split: the split to bring it to, where that is not the law's.
-      level: whose rules are the reason for that split, where they are not those of `x`.
+      split: another split to bring `x` to.
+      level: the level whose rules are the reason for the split; by default that of `x`.
       orders: as in `reshard`.
     """
     placement = x.placement
@@ -115,7 +115,7 @@ def take_sums(
 
 
 def entered(x: Tensor) -> Tensor:
-    """`x`, which comes from outside of the lowering in natural order, in the layout's order."""
+    """`x`, an argument of the lowered function, brought from natural order to the layout's."""
     assert x.placement is not None
     scope, axes = x.placement.scope, x.placement.axes
     orders = scope.orders(x.dims, axes)
@@ -129,16 +129,16 @@ def entered(x: Tensor) -> Tensor:
 
 
 def leaf(x: Tensor) -> Tensor:
-    """`x` as a leaf of a pytree: what `jax.tree.map` and optax get of it, one device's array.
+    """`x` as a leaf of a pytree: its array, as `jax.tree.map` and optax get it on one device.
 
-    That array may meet those of other Tensors with the same dims, so it must follow from the dims
-    alone: nothing is pending in it, and its split is the law's for its dims. For a parameter, and
-    for all that follows from parameters, that is the split of optimizer state. So `jax.tree.map` of
-    parameters, gradients and the state of an optimizer gets parts that belong together, and ZeRO-1
-    computes each update once.
+    These functions combine the arrays of several Tensors with the same dims. So the split of the
+    array must follow from the dims alone: no sum is pending, and the split is the law's for the
+    dims. For parameters, and for all that is computed from parameters alone, it is the split of
+    optimizer state. So `jax.tree.map` of parameters, gradients and the state of an optimizer gets
+    parts that belong together, and under ZeRO-1 each update is computed once.
     """
     if not isinstance(x.stored, jax.Array):
-        return x  # JAX moves structures around that hold no arrays
+        return x  # JAX also flattens trees whose leaves are no arrays
     scope, placement = x.placement.scope, x.placement
     scope.note_use(placement.origin, ())
     level = "rules" if placement.level == "rules" else "optimizer"
@@ -152,20 +152,20 @@ def whole_placement(x: Tensor, scope: Scope, level: str = "rules") -> Placement:
 
 
 def placed(x: Tensor, scope: Scope, level: str = "rules") -> Tensor:
-    """`x` in the lowering; a constant is whole on every device."""
+    """`x` with a placement in this lowering; a constant gets that of a whole on every device."""
     return x if x.placement else Tensor(x.array, x.dims, x.role, whole_placement(x, scope, level))
 
 
 def plain(x: Tensor) -> Tensor:
-    """`x` as one array in the dtype in which it is used, as it crosses the boundary of a body."""
+    """`x` with one array, in the dtype in which ops use it: as it enters or leaves a body."""
     if copy_of(x) is None and not (x.placement and x.placement.dtypes):
         return x
     level = "parameters" if x.placement.level == "gradients" else x.placement.level
     return Tensor(x.array, x.dims, x.role, x.placement._replace(dtypes=None, level=level))
 
 
-def in_turn(x: Tensor, dims: Dims, op: Op) -> Tensor:
-    """`x` for a loop over `dims`: these whole, and the others split by the law for one element."""
+def whole_along(x: Tensor, dims: Dims, op: Op) -> Tensor:
+    """`x` as a loop over `dims` takes it: whole along `dims`, each element split by the law."""
     if x.placement is None:
         return x
     rest = iter(x.placement.scope.split(without(x.dims, dims), x.placement.level))
@@ -174,15 +174,16 @@ def in_turn(x: Tensor, dims: Dims, op: Op) -> Tensor:
         x = take_sums(x)
     if x.placement.axes == split:
         copy = copy_of(x)
-        return x if copy is None else with_copy(x, in_turn(copy, dims, op))
+        return x if copy is None else with_copy(x, whole_along(copy, dims, op))
     names = ", ".join(f"`{d.name}`" for d in dims)
     return reshard(x, split, x.placement.scope, op, lambda _: f"a loop over {names} needs it whole")
 
 
 def _in_dtype_of_use(array, dtypes: Dtypes | None, way: Way, op: Op) -> jax.Array:
-    """The array all of its way, cast to the dtype of use first; its gradient is summed in another.
+    """The array at the end of its way, cast to the dtype of use before anything moves.
 
-    Each move is written down with the bytes that it has in both passes.
+    Its gradient goes the same way back in the dtype of sums. Each move is written down with its
+    bytes in both passes.
     """
     if dtypes is None:
         return way.go(array, op)
@@ -198,9 +199,9 @@ def _in_dtype_of_use(array, dtypes: Dtypes | None, way: Way, op: Op) -> jax.Arra
 
 
 def _from_copy(x: Tensor, copy: Tensor, split: Split, way: Way, op: Op) -> jax.Array:
-    """The array of the `copy` of `x` that is at hand, in this split.
+    """The array of `copy`, which is used in the place of `x`, brought to this split.
 
-    Its gradient takes the way back that `x` would have gone, see `parameter_copies`.
+    Its gradient goes back the way that `x` itself would have come, see `parameter_copies`.
     """
     moved = lambda a, op: _in_dtype_of_use(a, x.placement.dtypes, way, op)
     noted = op.aside()
@@ -222,7 +223,7 @@ def without_gradient(
     varies: frozenset[str] = frozenset(),
     orders: Orders | None = None,
 ) -> jax.Array:
-    """The array of `x` in its dtype of use, in another split, for which no gradient is recorded."""
+    """The array of `x` in its dtype of use and in another split; no backward pass is recorded."""
     scope, now = x.placement.scope, x.placement.axes
     then = scope.orders(x.dims, split) if orders is None else orders
     legs = legs_between(x.dims, now, split, scope)
@@ -234,16 +235,16 @@ class Way(NamedTuple):
     """The way of an array from one split to another.
 
     Attributes:
-      legs: with the changes to make.
+      legs: the legs of the way, with the changes to make.
       why: gives the reason of each change.
-      varies: the axes over which the loop of the consumer is split. The array is made to vary over
-        them before anything is gathered: then the gradient of a gathered tensor is reduce-scattered
-        first, and summed over the other axes on what is left. A gather over one of these axes has a
-        result that varies over it, a gather over any other axis one that does not.
-      orders: of the parts before, and after; by default as the layout says. Where the two differ in
-        a dim that is split before and after, its parts exchange their blocks first. The whole of a
-        dim is in natural order.
-      constant: the array has no gradient, so nothing is recorded of the backward pass.
+      varies: the axes over which the loop of the op is split that asked for the array. The array is
+        made to vary over them before anything is gathered. Then the gradient is reduce-scattered
+        over the axes of the gather first, and only the part that is left is summed over the other
+        axes. The result of a gather varies over the axes of the gather that are among these.
+      orders: the orders of parts before and after; by default those of the layout. Where a dim is
+        split before and after, in two different orders, its parts exchange blocks before any other
+        change. A dim that is whole is in natural order.
+      constant: whether the array has no gradient, so that no backward pass is recorded.
     """
 
     legs: list[Leg]
@@ -259,10 +260,11 @@ class Way(NamedTuple):
         return [change for leg in self.legs for change in leg.changes]
 
     def go(self, array, op: Op) -> jax.Array:
-        """The array that a device has, at the end of the way; each change is in the record of `op`.
+        """This device's array at the end of the way; the changes are in the record of `op`.
 
-        What it does not vary over, of the axes that the consumer's loop is split over, it is made
-        to vary over first. An axis that a slice or a sum goes over needs no such thing.
+        First the array is made to vary over those axes of `varies` over which it does not yet. The
+        axes of slices and sums are left out: it varies over the former afterwards in any case, and
+        a sum goes over axes over which it varies already.
         """
         scope, changes = self.scope, self.changes
         free = {a for c in changes if c.operation in ("slice", *_SUMS) for a in c.axes}
@@ -282,7 +284,7 @@ class Way(NamedTuple):
         return array
 
     def _leg(self, array, leg: Leg, before: Orders, after: Orders, op: Op) -> jax.Array:
-        """The array at the end of a leg, at whose ends its parts are in these orders."""
+        """The array at the end of a leg; its parts are in these orders before and after."""
         (dims, now, then, _), scope = leg, self.scope
         axes = list(now)
         order_at = []  # for each dim the order of its parts
@@ -297,7 +299,7 @@ class Way(NamedTuple):
             if turn := scope.turn_of(change.axes):
                 if change.operation != "slice":
                     raise needs_all(op.name, self.why(change))
-                array = turn.part(array, change.dim)
+                array = turn.slice_of(array, change.dim)
                 continue
             splits_dim = change.operation in ("slice", "psum_scatter", "all_to_all")
             if splits_dim and not axes[change.dim]:
@@ -315,7 +317,12 @@ class Way(NamedTuple):
         return array
 
     def _reordered(self, array, at: int, axes, order: Move, op: Op, *, into: bool) -> Any:
-        """The array after parts at position `at` have exchanged blocks, into an order or back."""
+        """The array after the parts of a dim have exchanged blocks, into an order or back.
+
+        Args:
+          at, axes: the position of the dim, and the axes that split it.
+          into: from the natural order into `order`; otherwise back.
+        """
         if order is NATURAL:
             return array
         scope, reason = self.scope, self.why(Change("ppermute", axes, at, order=axes))
@@ -329,16 +336,12 @@ class Way(NamedTuple):
         return order.reordered(array, at, axes, scope.sizes, send, into=into)
 
     def _changed(self, array, change: Change, order_at: list[Move], op: Op) -> jax.Array:
-        """The array after one change, which is written down in the record of `op`.
-
-        Args:
-          order_at: for each dim the order of its parts.
-        """
+        """The array after one change; `order_at` has the order of the parts of each dim."""
         scope, before, axes = self.scope, nbytes(array), change.axes
         crosses, parts = axes, scope.parts(axes)
         if change.operation in ("psum_scatter", "all_to_all"):
             array = order_at[change.dim].cut(array, change.dim, parts)
-        backward = ""  # the collective that this is in the backward pass, where that is not free
+        backward = ""  # what this change is in the backward pass: a collective, or nothing
         match change.operation:
             case "psum":
                 array = collectives.psum(array, axes)
@@ -370,14 +373,14 @@ class Way(NamedTuple):
 
 
 def _joined(change: Change) -> int | None:
-    """The position of the dim whose parts a change puts together."""
+    """The position of the dim whose parts a change joins; None for a change that joins none."""
     return {"all_to_all": change.source, "all_gather": change.dim}.get(change.operation)
 
 
 def _reordering(change: Change, sizes) -> list[tuple[int, int]]:
-    """The pairs (source, target) of a ppermute by which the axes of a dim change their order.
+    """The pairs (source, target) of devices of a ppermute that changes the order of a dim's axes.
 
-    Positions are counted in the order that the axes had.
+    Devices are counted along the axes in the order that these had before.
     """
     shape = [sizes[a] for a in change.axes]
     blocks = np.arange(math.prod(shape)).reshape([sizes[a] for a in change.order])
@@ -386,7 +389,7 @@ def _reordering(change: Change, sizes) -> list[tuple[int, int]]:
 
 
 def _rules_behind(x: Tensor, change: Change, level: str) -> str:
-    """Why a result is resharded: the rules that made its sum pending, and those that split it."""
+    """Why a result is resharded: the rules that left its sums pending, and those that split it."""
     scope, reasons = x.placement.scope, dict(x.placement.reasons)
     taken = change.axes if change.operation in _SUMS else ()
     summed = [reasons[a] for a in taken if a in reasons]

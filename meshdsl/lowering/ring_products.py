@@ -1,16 +1,16 @@
 """Products of the parts of a ring: while a device multiplies one part, the next one travels.
 
-Two kinds. A product of a whole dim takes the parts of an operand as they come: that is an
-all_gather and a product in pieces. A product that leaves a sum over devices makes its terms part by
-part, and the sum of each part comes round to gather them: a product and a psum_scatter in pieces.
-Each is the transpose of the other, so by JAX's own differentiation the backward pass of the first
-is one of the second. (Wang et al., "Overlap Communication with Dependent Computation via
-Decomposition in Large Deep Learning Models", 2023.)
+There are two kinds. A product that needs a whole dim multiplies the parts of an operand as they
+arrive: an all_gather and a product, in pieces. A product that leaves a sum over devices computes
+its terms part by part, and the sum of each part goes round to collect them: a product and a
+psum_scatter, in pieces. Each kind is the transpose of the other, so JAX's own differentiation gives
+a product of the one kind a backward pass of the other. (Wang et al., "Overlap Communication with
+Dependent Computation via Decomposition in Large Deep Learning Models", 2023.)
 
-The gradient of what does not travel, a weight, is one product of the whole operand and not a sum of
-products of parts: a sum would be read and written once for each part, and rounded as often. The
-whole is at hand: the parts are put together as they come, for this and for other products with the
-same operand.
+The gradient of the operand that does not travel, a weight, is one product with the whole of the
+operand that does. A sum of products with its parts would be read and written once for each part,
+and rounded as often. The whole is there anyway: the parts are joined as they arrive, also for other
+products with the same operand.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from meshdsl.lowering import collectives
 from meshdsl.lowering.moves.ring import Ring
 
 
-class _Way(NamedTuple):
+class _Static(NamedTuple):
     """What is known of a product while tracing.
 
     Attributes:
-      product: of arrays, linear in each of them; the first is the one that is taken in parts.
-      ring: of the dim.
-      at, out_at: its positions in the first array and in the result.
-      arrives: whether the parts come round. Otherwise the terms of a sum leave part by part.
+      product: a function of arrays, linear in each of them. The first array is taken in parts.
+      ring: the ring of the dim.
+      at, out_at: the positions of the dim in the first array and in the result.
+      arrives: whether the parts of the first array arrive one by one. Otherwise the array is whole,
+        and the terms of a sum leave part by part.
     """
 
     product: Callable
@@ -44,50 +45,46 @@ class _Way(NamedTuple):
 
 
 def of_arriving(product: Callable, ring: Ring, part, others, at: int, out_at: int) -> jax.Array:
-    """The product of the whole of an operand, of which this device has a `part`, and `others`."""
+    """The product of an operand that is whole along the ring with `others`.
+
+    Args:
+      part: this device's part of the operand.
+    """
     parts, whole = ring.arriving(part, at)
-    way = _Way(product, ring, at, out_at, True)
-    return _product(way, *_varying_alike(parts, whole, others))
+    static = _Static(product, ring, at, out_at, True)
+    return _product(static, *collectives.vary_together((parts, whole, others)))
 
 
 def summed(product: Callable, ring: Ring, whole, others, at: int, out_at: int) -> jax.Array:
     """This device's part of the sum over devices of the products of `whole` and `others`."""
-    way = _Way(product, ring, at, out_at, False)
-    return ring.summed(_product(way, *_varying_alike([], whole, others)))
-
-
-def _varying_alike(*arrays):
-    """Each device has its own term of every gradient: they are summed where arrays are made to
-    vary.
-    """
-    axes = frozenset().union(*map(collectives.varying, jax.tree.leaves(arrays)))
-    return jax.tree.map(lambda x: collectives.vary(x, axes), arrays)
+    static = _Static(product, ring, at, out_at, False)
+    return ring.summed(_product(static, *collectives.vary_together(([], whole, others))))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _product(way: _Way, parts, whole, others):
-    """The product if the parts arrive, else the products of all parts by their turns."""
-    return _all_parts(way, parts, whole, others)
+def _product(static: _Static, parts, whole, others):
+    """The product, if the parts arrive; else the products of the parts in the order of turns."""
+    return _all_parts(static, parts, whole, others)
 
 
-def _all_parts(way: _Way, parts, whole, others):
-    parts = parts if way.arrives else way.ring.taken_apart(whole, way.at)
-    result = [way.product(part, *others) for part in parts]
-    return way.ring.put_together(result, way.out_at) if way.arrives else result
+def _all_parts(static: _Static, parts, whole, others):
+    parts = parts if static.arrives else static.ring.taken_apart(whole, static.at)
+    result = [static.product(part, *others) for part in parts]
+    return static.ring.put_together(result, static.out_at) if static.arrives else result
 
 
-def _derivative(way: _Way, primals, tangents):
+def _derivative(static: _Static, primals, tangents):
     parts, whole, others = primals
     of_parts, of_whole, of_others = tangents
-    moved: Sequence = of_parts if way.arrives else [of_whole]
+    moved: Sequence = of_parts if static.arrives else [of_whole]
     terms = []
     if not any(isinstance(t, SymbolicZero) for t in moved):
-        terms.append(_all_parts(way, of_parts, of_whole, others))
+        terms.append(_all_parts(static, of_parts, of_whole, others))
     for i, tangent in enumerate(of_others):
         if not isinstance(tangent, SymbolicZero):
-            term = way.product(whole, *others[:i], tangent, *others[i + 1 :])
-            terms.append(term if way.arrives else way.ring.taken_apart(term, way.out_at))
-    result = _product(way, parts, whole, others)
+            term = static.product(whole, *others[:i], tangent, *others[i + 1 :])
+            terms.append(term if static.arrives else static.ring.taken_apart(term, static.out_at))
+    result = _product(static, parts, whole, others)
     first, *rest = terms
     for term in rest:
         first = jax.tree.map(lambda a, b: a + b, first, term)

@@ -19,12 +19,12 @@ from meshdsl.lowering import collectives
 from meshdsl.lowering.moves.turns import Turn
 from meshdsl.program.recorder import Recorder
 from meshdsl.rules import Rule
+from meshdsl.splits.changes import Split
 from meshdsl.tensor import Tensor
 from meshdsl.values import other_shape
 
-Orders = Mapping[
-    Dim, Any
-]  # the orders (`moves.move.Move`) of dims whose parts are in no natural one
+# The order of each dim whose parts are not in natural order: a `moves.move.Move`.
+Orders = Mapping[Dim, Any]
 IN_ORDER: Orders = MappingProxyType({})
 
 
@@ -37,11 +37,12 @@ class Scope:
 
     Args:
       platform: of the devices that the program is lowered for: "tpu", "gpu" or "cpu".
-      leaf: makes of a Tensor what JAX gets for it as a leaf of a pytree, see `resharding.leaf`.
+      leaf: a function of a Tensor that gives what JAX gets as its leaf of a pytree, see
+        `resharding.leaf`.
 
     Attributes:
       takes_parts: whether JAX has taken an array out of a Tensor. Such a program is searched for
-        what goes wrong with them, see `leaf_check.check_parts`.
+        operations that are wrong on one device's part of a Tensor, see `leaf_check.check_parts`.
     """
 
     def __init__(
@@ -59,10 +60,10 @@ class Scope:
         self.sizes = dict(sizes)
         self.recorder = Recorder(name)
         self.uses: dict[int, frozenset[str]] = {}  # see `note_use`
-        self.data_axes: frozenset[str] = frozenset()  # those that split the data of the program
+        self.data_axes: frozenset[str] = frozenset()  # axes that split the data of the program
         self.origins = itertools.count()  # numbers for the parameters that gradients are taken by
         self.guesses: dict[int, frozenset[str]] = {}  # see `gradients.traced`
-        self.loops: dict = {}  # what the law said of a loop nest, see `nest.split_loop`
+        self.loops: dict = {}  # the law's answers for loop nests, see `nest.split_loop`
         self.copies: dict = {}  # see `copy_of`
         self.takes_parts = False
         self._remembered: dict = {}
@@ -74,18 +75,18 @@ class Scope:
         self._wastes: dict = {}
         self._shapes: dict = {}
 
-    def split(self, dims: Dims, level: str = "rules") -> tuple[tuple[str, ...], ...]:
+    def split(self, dims: Dims, level: str = "rules") -> Split:
         """For each of `dims` the axes that split it by the law.
 
-        What is computed from parameters alone is split as they are at rest: evenly.
+        Parameters, and what is computed from parameters alone, are split as at rest: evenly.
         """
         return self._split(dims, level, at_rest=level != "rules")
 
-    def at_rest(self, dims: Dims, level: str = "rules") -> tuple[tuple[str, ...], ...]:
-        """As `split`, for what enters or leaves the lowering: never padded."""
+    def at_rest(self, dims: Dims, level: str = "rules") -> Split:
+        """As `split`, for Tensors that enter or leave the lowering: no dim is ever padded."""
         return self._split(dims, level, at_rest=True)
 
-    def _split(self, dims: Dims, level: str, at_rest: bool) -> tuple[tuple[str, ...], ...]:
+    def _split(self, dims: Dims, level: str, at_rest: bool) -> Split:
         key = (dims, level, at_rest)
         found = self._splits.get(key)
         if found is None:
@@ -115,7 +116,7 @@ class Scope:
             self._parts[key] = self.padded(dim, axes) // self.parts(axes)
         return self._parts[key]
 
-    def local_shape(self, dims: Dims, axes: tuple[tuple[str, ...], ...]) -> tuple[int, ...]:
+    def local_shape(self, dims: Dims, axes: Split) -> tuple[int, ...]:
         """The shape that an array of `dims` has on each device when `axes` split it."""
         key = (dims, axes)
         if key not in self._shapes:
@@ -123,15 +124,15 @@ class Scope:
             self._shapes[key] = tuple(parts)
         return self._shapes[key]
 
-    def orders(self, dims: Dims, axes: tuple[tuple[str, ...], ...]) -> Orders:
-        """Orders of the parts of `dims` over `axes`, where that is not the natural one."""
+    def orders(self, dims: Dims, axes: Split) -> Orders:
+        """The orders of `dims`, split over `axes`, that are not in natural order."""
         named = self.layout.orders
         if not named:
             return IN_ORDER
         pairs = zip(dims, axes, strict=True)
         return {d: named[d.name] for d, a in pairs if d.name in named and self.parts(a) > 1}
 
-    def waste(self, dims: Dims, axes: tuple[tuple[str, ...], ...]) -> float:
+    def waste(self, dims: Dims, axes: Split) -> float:
         """The work on padding, as a fraction of the work on elements, of a loop split so."""
         key = (dims, axes)
         if key not in self._wastes:
@@ -162,13 +163,11 @@ class Scope:
         return self.of_mesh(self.layout.spent)
 
     def turn_of(self, axes: Iterable[str]) -> Turn | None:
-        """The turns among `axes`, the axes that split a dim; None where there are none."""
+        """The turn of the loop whose axis is among `axes`; None if there is no such loop."""
         return next((self.turns[a] for a in axes if a in self.turns), None) if self.turns else None
 
-    def in_turn(
-        self, dims: Dims, split: tuple[tuple[str, ...], ...]
-    ) -> tuple[Dims, tuple[tuple[str, ...], ...]]:
-        """What is there of `dims` in this turn, and the axes of the mesh that split that."""
+    def in_turn(self, dims: Dims, split: Split) -> tuple[Dims, Split]:
+        """`dims` with the sizes of this turn's slices, and `split` without the axes of turns."""
         if not self.turns:
             return dims, split
         turns = [self.turn_of(axes) for axes in split]
@@ -186,14 +185,14 @@ class Scope:
         return self._leaf(x)
 
     def unleaf(self, x: Tensor) -> Tensor:
-        """`x`, put together from a leaf, with a type that varies over the axes that split it."""
+        """`x`, which JAX has put together from a leaf, with a type that varies over its axes."""
         if not isinstance(x.stored, jax.Array):
             return x
         axes = self.of_mesh(a for axes in x.placement.axes for a in axes)
         return x.replace(array=collectives.vary(x.stored, axes))
 
     def remember(self, source, key, result) -> None:
-        """Keep `result`, computed of the array `source`, as long as the running trace lasts."""
+        """Keep `result`, computed from the array `source`, as long as the running trace lasts."""
         entry = self._remembered.setdefault((id(source), key), [])
         entry.append((source, collectives.trace_state(), result))
 
@@ -203,15 +202,16 @@ class Scope:
         if entry is None:
             return None
         state = collectives.trace_state()
-        return next((array for _, made_in, array in entry if made_in == state), None)
+        return next((array for _, kept_in, array in entry if kept_in == state), None)
 
     def note_use(self, origin: Iterable[int], axes: Iterable[str]) -> None:
-        """An op uses the parameters `origin`, and varies over `axes`.
+        """Note that an op which varies over `axes` uses the parameters with the numbers `origin`.
 
-        `uses` has for each parameter the axes over which all ops that use it vary.
+        `uses` then has, for each parameter, the axes over which all ops vary that use it.
 
         Raises:
-          WrongGuess: it was guessed that all uses vary over another axis, see `gradients.traced`.
+          WrongGuess: the guess was that all uses vary over some other axis too, see
+            `gradients.traced`.
         """
         for i in origin:
             self.uses[i] = self.uses.get(i, frozenset(axes)) & frozenset(axes)
@@ -220,7 +220,10 @@ class Scope:
 
     @contextmanager
     def spending(self, axes: tuple[str, ...], dim: Dim):
-        """Inside, `axes` are spent: they split `dim`, along which `over` maps everything there."""
+        """Inside of the `with`, `axes` are spent: they split `dim`, along which `over` maps a body.
+
+        No rule can take a spent axis.
+        """
         outer = self.layout, self._splits, self.loops, self.mapped
         self.layout = replace(self.layout, spent=self.layout.spent.union(axes))
         self._splits, self.loops = {}, {}
@@ -232,14 +235,15 @@ class Scope:
 
     @contextmanager
     def taking_turns(self, rule: Rule, turn: Turn):
-        """Inside, what devices have of the dim of `rule` is cut, and one cut is there at a time.
+        """Inside of the `with`, the dim of `rule` is in turns, of which `turn` is this one.
 
-        To the law the turns are an axis like any other, `rule.axis`, below all rules of the layout:
-        what has the dim is split over it, and what lies around it is cut where it is used. But no
-        collective runs over it, because the other parts are there in other turns.
+        The devices' parts of the dim are cut into slices, and each turn works on one slice. To the
+        law the turns are an axis like any other, `rule.axis`, below all rules of the layout. So
+        Tensors that have the dim are split over it, and those that the body closes over are cut
+        where they are used. But no collective runs over it, see `moves.turns`.
 
         Args:
-          rule: gives its dim the axis, a name that no axis of the mesh has.
+          rule: a rule that gives its dim to this axis, whose name is that of no axis of the mesh.
         """
         outer = self.layout, self.sizes, self._splits, self.loops, self.turns
         self.layout = replace(self.layout, turns=(*self.layout.turns, rule))
@@ -253,7 +257,7 @@ class Scope:
             self.layout, self.sizes, self._splits, self.loops, self.turns = outer
 
     def also_in_turns(self, axis: str, dim: Dim, home: tuple[str, ...]) -> None:
-        """From now on `dim` is there in turns too, split over the axes `home` where it is cut."""
+        """From now on `dim` is in turns too: `axis` splits it, and slices are cut from its home."""
         homes = self.turns[axis].homes
         if homes.get(dim.name) == home:
             return
@@ -265,16 +269,17 @@ class Scope:
 
 
 def common(name: str, tensors, scope: Scope | None = None) -> Scope | None:
-    """The scope that the tensors share, or None when none of them lives in a lowering.
+    """The scope that the tensors share; None if no tensor belongs to a lowering.
 
-    Every op asks for it, so here is where a Tensor whose array has not its dims is found out.
+    Every op asks for the scope of its operands. So this is also where a Tensor is refused whose
+    array does not have the shape that its dims say.
 
     Args:
-      scope: that in which they must live.
+      scope: the scope that they must have; by default any.
 
     Raises:
-      MeshDSLError: they live in different ones; an array has not the shape that its dims say; or
-        one that has no scope, and so should be whole, is what one device holds.
+      MeshDSLError: the tensors belong to two lowerings; an array does not have the shape that its
+        dims say; or a tensor without a scope, which should be whole, has one device's part.
     """
     free = False
     for t in tensors:
@@ -309,7 +314,7 @@ def check_alike(what: str, array, scope: Scope) -> None:
 
 
 def copy_of(x: Tensor) -> Tensor | None:
-    """The copy of the parameter `x` that is at hand, and is used instead of moving `x` itself.
+    """The copy of the parameter `x` whose values ops use, so that `x` itself need not be gathered.
 
     Under ZeRO-2 a parameter has two arrays while gradients are taken, see `parameter_copies`: a
     device's part, by which the program is differentiated, and a copy that is less split. The scope
@@ -322,8 +327,8 @@ def copy_of(x: Tensor) -> Tensor | None:
 
 
 def with_copy(x: Tensor, copy: Tensor | None = None) -> Tensor:
-    """`x`, of which `copy` is at hand from then on, unless that is None."""
+    """`x`, after noting that `copy` is its copy; with None, `x` as it is."""
     if copy is not None:
-        # The array is kept with it, because it must live as long as its id counts.
+        # The scope keeps the array of `x` too, so that its id stays that of this array.
         x.placement.scope.copies[id(x.stored)] = x.stored, copy
     return x

@@ -1,8 +1,10 @@
-"""The stages of a pipeline: devices that have a part of the elements of a dim each, in turn.
+"""The stages of a pipeline: devices of which each has some elements of a dim, such as layers.
 
-`ops.pipeline` runs them; here is what moves between them. Outside of the pipeline the elements lie
-as the law says, in runs: so parameters at rest, and checkpoints, know nothing of rounds. Where each
-stage has several chunks of the elements they are dealt on the way in.
+`ops.pipeline` runs the stages; this file moves arrays between them. Outside of the pipeline each
+stage has one run of consecutive elements, as the law says. So parameters at rest, and checkpoints,
+do not depend on the number of rounds. Where there are several rounds, each stage works on one chunk
+of elements in each round, and the chunks are dealt to the stages on the way into the pipeline: with
+2 stages and 2 rounds, elements 0 1 | 2 3 become 0 2 | 1 3.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ class Stages:
     """The stages that hold the elements of `dim`.
 
     Attributes:
-      dim: whose elements they hold.
-      axes: over which they lie.
-      rule: of the layout, which says so.
+      dim: the dim whose elements the stages hold.
+      axes: the axes over which the stages lie.
+      rule: the rule of the layout that makes the stages.
       schedule: which stage works on what, when.
-      size: how many elements each has, with padding.
-      op: of the pipeline, in whose record stands what is moved once.
+      size: how many elements each stage has, with padding.
+      op: the op of the pipeline, in whose record moves before and after all ticks are written down.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Stages:
 
     @property
     def number(self) -> jax.Array:
-        """The number of the stage that this device is of."""
+        """The number of this device's stage."""
         return collectives.position(self.axes)
 
     @property
@@ -69,10 +71,10 @@ class Stages:
         return (in_round * self.schedule.stages + self.number) * self.chunk
 
     def enter(self, x: Tensor) -> Tensor:
-        """`x`, settled and with the dim in front, as this stage's elements of it.
+        """This stage's elements of `x`, a settled Tensor that has the dim of the stages in front.
 
-        The law splits the other dims for one element. A parameter stays in the dtype in which it is
-        kept, so that its gradient is summed over microbatches in that dtype.
+        Each element is split by the law for the other dims. A parameter stays in its dtype at rest,
+        so that its gradient is summed over microbatches in that dtype.
         """
         scope, level = self._scope, x.placement.level if x.placement else "rules"
         split = (self.axes, *scope.split(without(x.dims, (self.dim,)), level))
@@ -84,7 +86,7 @@ class Stages:
         return entered if copy is None else with_copy(entered, self.enter(copy))
 
     def _moved(self, x: Tensor, split, dtypes) -> Tensor:
-        """`x` in another split, in the dtype in which it is kept."""
+        """`x` in another split, in its dtype at rest."""
         if dtypes is not None:
             x = x.replace(placement=x.placement._replace(dtypes=None))
         why = lambda _: str(self.rule)
@@ -92,7 +94,10 @@ class Stages:
         return x.replace(placement=x.placement._replace(dtypes=dtypes))
 
     def _filled(self, array) -> jax.Array:
-        """`array` with copies of the first element, on which layers behave, for padding."""
+        """`array` with copies of its first element in the padding.
+
+        The body runs on the padding too, where a real element is sure not to give NaN.
+        """
         if not self.padded:
             return array
         loop = DeviceLoop({self.dim: self.axes}, self._scope, self.op)
@@ -106,7 +111,10 @@ class Stages:
         return window_arrays.of_words(filled, array)
 
     def of_all(self, array) -> jax.Array:
-        """This stage's elements of an array that has all of them in front, on every device."""
+        """This stage's elements of an array that every device has as a whole.
+
+        The elements lie along the first position.
+        """
         schedule, chunks = self.schedule, self.schedule.rounds * self.schedule.stages
         order = np.arange(chunks).reshape(schedule.rounds, schedule.stages).T
         indices = order.reshape(-1, 1) * self.chunk + np.arange(self.chunk)
@@ -114,7 +122,11 @@ class Stages:
         return lax.dynamic_slice_in_dim(dealt, self.number * self.size, self.size)
 
     def deal(self, array) -> jax.Array:
-        """A run of elements of each stage becomes every so manieth chunk of them."""
+        """This stage's elements for all rounds, from a run of consecutive elements on each stage.
+
+        With S stages, the first stage gets the chunks 0, S, 2S ... of all elements, the second one
+        the chunks 1, S + 1 ...
+        """
         return self._passed(array, self.schedule.deal(self.chunk))
 
     def collect(self, array) -> jax.Array:
@@ -122,7 +134,7 @@ class Stages:
         return self._passed(array, self.schedule.collect(self.chunk))
 
     def _passed(self, array, pieces) -> jax.Array:
-        """The array after the stages have passed chunks to each other, each in its place."""
+        """The array after the stages have sent `pieces` of their elements to each other."""
         if self.schedule.rounds == 1:
             return array
 
@@ -140,7 +152,8 @@ class Stages:
     def hand_on(self, tree, op: Op):
         """Every array of `tree`, sent to the next stage.
 
-        The last one sends its own to the first, with rounds, and where results are handed out.
+        The last stage sends its arrays to the first one if there are several rounds, or if results
+        are handed out; otherwise to none.
         """
         stages = self.schedule.stages
         pairs = [(i, (i + 1) % stages) for i in range(stages)]
@@ -148,7 +161,7 @@ class Stages:
         return self._sent(tree, pairs if ring else pairs[:-1], op)
 
     def hand_out(self, tree, op: Op):
-        """Every array of `tree`, results on their way from stage 0, sent to the next stage."""
+        """Every array of `tree`, sent to the next stage: results that started from stage 0."""
         return self._sent(tree, [(i, i + 1) for i in range(self.schedule.stages - 2)], op)
 
     def _sent(self, tree, pairs: list[tuple[int, int]], op: Op):
@@ -156,8 +169,8 @@ class Stages:
 
         def send(array):
             backward = "ppermute" if jnp.issubdtype(array.dtype, jnp.inexact) else ""
-            how = (nbytes(array), str(self.rule), backward)
-            record(op, self._scope, "ppermute", across, *how)
+            why = str(self.rule)
+            record(op, self._scope, "ppermute", across, nbytes(array), why, backward)
             return collectives.ppermute(array, self.axes, pairs)
 
         with jax.named_scope(op.tag):
@@ -169,7 +182,10 @@ class Stages:
         record(self.op, self._scope, operation, axes, size, why, backward)
 
     def gathered(self, array) -> jax.Array:
-        """All elements, in front, of an array of which each stage has its own; in their order."""
+        """All elements, in their order, of an array of which each stage has its own elements.
+
+        They lie along the first position.
+        """
 
         def gathered(array):
             self._record("all_gather", self.axes, array, "")
@@ -179,12 +195,12 @@ class Stages:
         return window_arrays.of_words(gathered, array)[: self.dim.size]
 
     def of_last(self, array) -> jax.Array:
-        """What the last stage has of an array: a sum over all stages, to which others add zeros."""
+        """The last stage's array as a sum over all stages: zeros on all others."""
         last = self.number == self.schedule.stages - 1
         return jnp.where(last, array, jnp.zeros((), array.dtype))
 
     def outside(self, x: Tensor, at: int) -> Tensor:
-        """`x`, of which each stage has its share of the rows, as it is outside of the pipeline.
+        """`x`, of which each stage has its share of the rows, with the placement that says so.
 
         Args:
           at: the position of the dim of microbatches.
@@ -194,7 +210,7 @@ class Stages:
         return x.replace(placement=x.placement._replace(axes=tuple(axes)))
 
     def from_last(self, array) -> jax.Array:
-        """What the last stage has of an array, on all devices."""
+        """The last stage's array, on all devices."""
 
         def summed(array):
             self._record("psum", self.axes, array, "")

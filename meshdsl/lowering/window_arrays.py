@@ -1,7 +1,7 @@
 """Windows of a split dim, put together from the pieces that devices send each other.
 
-What a device lacks of its window travels by `ppermute`, piece by piece, and nothing else does:
-the bytes are the lower bound.
+The elements that a device lacks of its window travel by `ppermute`, piece by piece. Nothing else
+travels, so fewer bytes are not possible.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def exchanged(
 ) -> jax.Array:
     """`length` elements at position `at`, put together from `pieces` of the parts over `axes`.
 
-    Where no piece lies there is `fill`.
+    Elements that no piece covers are `fill`.
 
     Args:
-      x: what this device has.
-      send: called with an array and pairs of parts, from which and to which it goes; gives what
-        this device receives.
+      x: this device's part.
+      send: called with an array and pairs (source, target) of parts; returns the array that this
+        device receives.
     """
     part = collectives.position(axes) if axes else 0
     own = [p for p in pieces if p.source == p.target]
@@ -53,7 +53,7 @@ def exchanged(
 def read(block, at: int, group: list[Piece], part, parts: int):
     """The elements that this device sends: as many as the longest piece of the group has.
 
-    A shorter piece is followed by elements that nobody looks at.
+    The elements after a shorter piece are ignored by the device that receives it.
     """
     length = max(p.length for p in group)
     begin = {p.source: p.read for p in group}
@@ -67,10 +67,10 @@ def read(block, at: int, group: list[Piece], part, parts: int):
 
 
 def assemble(empty, arrived: list[tuple[list[Piece], jax.Array]], at: int, part, parts: int):
-    """`empty`, which holds what is nowhere found, with all that `arrived` in its place.
+    """`empty`, which holds the fill, with each piece that `arrived` in its place.
 
-    Where every part finds a piece of equal length at a place, or nothing, the pieces are joined;
-    else written one by one.
+    If the places of pieces do not overlap from part to part, the pieces are concatenated; otherwise
+    they are written one by one.
     """
     places = sorted({(p.write, p.write + p.length) for group, _ in arrived for p in group})
     if any(end > begin for (_, end), (begin, _) in pairwise(places)):
@@ -106,7 +106,7 @@ def _among(chosen, part, parts: int):
 
 
 def write(window, piece, at: int, group: list[Piece], part, parts: int):
-    """`window` with the elements that this device received, if any, in their place."""
+    """`window`, with the elements that this device has received, if any, in their place."""
     by_target = {p.target: p for p in group}
     length, begin = piece.shape[at], {p.write for p in group}
     shape = [1] * window.ndim
@@ -136,7 +136,7 @@ def write(window, piece, at: int, group: list[Piece], part, parts: int):
 def whole(array, at: int, start: int, length: int, stop: int, fill):
     """The window of an array that is whole: elements `start` to `start + length`.
 
-    Outside of 0 ... `stop` there is `fill`.
+    Elements before 0 and from `stop` on are `fill`.
     """
     stop = max(stop, 0)
     low, high = min(max(start, 0), stop), max(min(start + length, stop), 0)
@@ -163,7 +163,10 @@ def resized(array, at: int, size: int) -> Any:
 
 
 def of_words(change: Callable, array) -> jax.Array:
-    """`change` of an array; of random keys, of which JAX can do less, it is that of their words."""
+    """`change(array)`; for an array of random keys, `change` gets the words of the keys.
+
+    JAX has fewer functions for random keys than for arrays of numbers.
+    """
     if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return change(array)
     words = change(jax.random.key_data(array))

@@ -1,4 +1,4 @@
-"""What the local functions of several ops do with the arrays of a device."""
+"""Functions of a device's arrays that the local functions of several ops call."""
 
 from __future__ import annotations
 
@@ -14,46 +14,31 @@ from meshdsl.lowering import collectives, kernels
 from meshdsl.lowering.kernels import Products
 
 
-def axes_of(tree) -> frozenset[str]:
-    """The axes over which the type of any array of a tree varies."""
-    return frozenset().union(*map(collectives.varying, jax.tree.leaves(tree)))
-
-
-def varying_together(tree) -> Any:
-    """A tree of arrays with types that all vary over the axes that any of them varies over.
-
-    Each device has a term of its own of every gradient: it is summed where an array is made to
-    vary. So this stands in front of a function that brings its own derivative.
-    """
-    axes = axes_of(tree)
-    return jax.tree.map(lambda x: collectives.vary(x, axes), tree)
-
-
 def varying_as(like, tree) -> Any:
     """A tree of arrays with types that vary over the axes that the array `like` varies over."""
     axes = collectives.varying(like)
     return jax.tree.map(lambda x: collectives.vary(x, axes), tree)
 
 
-def as_one(lowered: bool, fn: Callable, *arrays, products: Products, **how) -> Any:
-    """`fn` of local arrays: on a device of a lowering as one operation, which states its products.
+def as_one(lowered: bool, fn: Callable, *arrays, products: Products, **options) -> Any:
+    """`fn(*arrays)`, of local arrays; in a lowering as one operation, which states its products.
 
     Args:
-      how: as in `lowering.kernels.opaque`.
+      options: further arguments of `lowering.kernels.opaque`.
     """
-    return kernels.opaque(fn, *arrays, products=products, **how) if lowered else fn(*arrays)
+    return kernels.opaque(fn, *arrays, products=products, **options) if lowered else fn(*arrays)
 
 
-def padded(x, at: int, length: int, mode: str = "constant", **how) -> jax.Array:
-    """`x` with elements added at the end of position `at`, so that there are `length` of them.
+def padded(x, at: int, length: int, mode: str = "constant", **options) -> jax.Array:
+    """`x` with elements added at the end of position `at`, so that it has `length` of them.
 
     Args:
-      mode, how: as in `jnp.pad`; by default zeros are added, and by "edge" the last element.
+      mode, options: as in `jnp.pad`; by default zeros are added, and by "edge" the last element.
     """
     if x.shape[at] == length:
         return x
     widths = [(0, length - n if i == at else 0) for i, n in enumerate(x.shape)]
-    return jnp.pad(x, widths, mode=mode if x.size else "constant", **how)
+    return jnp.pad(x, widths, mode=mode if x.size else "constant", **options)
 
 
 def capped(scores, softcap: float | None) -> tuple[jax.Array, jax.Array | None]:
@@ -65,17 +50,13 @@ def capped(scores, softcap: float | None) -> tuple[jax.Array, jax.Array | None]:
 
 
 def in_order(array, dims: Dims, order: Sequence[Dim]) -> jax.Array:
-    """An array that has `dims` with these in another order; nothing is traced where it is theirs.
-
-    Args:
-      order: some of the dims, which are all that the array has.
-    """
+    """An array that has `dims`, transposed to the order `order`; if that is `dims`, as it is."""
     positions = [dims.index(d) for d in order]
     return array if positions == [*range(len(dims))] else jnp.transpose(array, positions)
 
 
 def fitted(array, dims: Dims, order: Dims) -> jax.Array:
-    """An array of `dims` with these in `order`, and with size 1 for those of it that they lack."""
+    """An array of `dims`, with its dims in `order`, and of size 1 along those that it lacks."""
     array = in_order(array, dims, [d for d in order if d in dims])
     sizes = iter(array.shape)
     return array.reshape([next(sizes) if d in dims else 1 for d in order])
@@ -98,5 +79,5 @@ def within(x, size) -> jax.Array:
 
 
 def laid_along(x, at: int, ndim: int) -> jax.Array:
-    """An array of one dimension as one of `ndim`, which has the elements along position `at`."""
+    """An array of one dimension, reshaped to `ndim` dimensions: its elements lie along `at`."""
     return x.reshape([-1 if i == at else 1 for i in range(ndim)])

@@ -1,9 +1,9 @@
-"""What enters and leaves a body: of a loop, a branch, a mapped or a differentiated function.
+"""Tensors that enter or leave a body: of a loop, a branch, a mapped or a differentiated function.
 
-It is settled: split by the law for its own dims, with nothing pending, and of a type that varies
-over the axes that split it and no others. So the carry of a loop has one split from step to step,
-the branches of a choice agree, and a cotangent has the type of what it belongs to. Inside of
-`over` everything also varies over the axes that are spent.
+Such a Tensor is settled: it is split by the law for its own dims, no sum is pending, and its type
+varies over the axes that split it and no others. So the carry of a loop has the same split in every
+iteration, the branches of a choice agree, and a cotangent has the type of its primal. Inside of
+`over` every Tensor also varies over the axes that are spent.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def arrays_in(name: str, what: str, tree, scope: Scope | None = None):
     """`tree`, after checking that it has Tensors, arrays and numbers and nothing else.
 
     Args:
-      what: what the tree is, for the message: `carry`, `result`.
-      scope: of a lowering, in which arrays are the same on all devices.
+      what: what the message calls the tree: `carry`, `result`.
+      scope: the scope of a lowering, in which arrays must be the same on all devices.
     """
     for x in leaves_of(tree):
         if not is_value(x):
@@ -50,13 +50,13 @@ def arrays_in(name: str, what: str, tree, scope: Scope | None = None):
     return tree
 
 
-def two_results(name: str, made, scope: Scope | None):
-    """What the body of a scan returned, after checking that it is a carry and a result."""
-    if not isinstance(made, tuple) or len(made) != 2:
+def two_results(name: str, returned, scope: Scope | None):
+    """`returned` by the body of a scan, after checking that it is a carry and a result."""
+    if not isinstance(returned, tuple) or len(returned) != 2:
         raise MeshDSLError(
-            f"{name}: the body returns the carry and a result, `(carry, y)`, not {quote(made)}"
+            f"{name}: the body returns the carry and a result, `(carry, y)`, not {quote(returned)}"
         )
-    return arrays_in(name, "result of the body", made, scope)
+    return arrays_in(name, "result of the body", returned, scope)
 
 
 def scope_of(name: str, tree) -> Scope | None:
@@ -66,19 +66,19 @@ def scope_of(name: str, tree) -> Scope | None:
 def scope_within(name: str, body: Callable) -> Scope | None:
     """The scope of the tensors that a body closes over, found by tracing it once.
 
-    It is asked for where nothing that the body is given has a scope.
+    Callers ask for it if the arguments of the body have no scope.
     """
     found = []
-    seen = next_op_number()
+    first_op = next_op_number()
     jax.eval_shape(lambda: found.append(scope_of(name, body())))
     scope = found[0]
     if scope is not None:
-        scope.recorder.forget(seen)  # the body will be traced, and recorded, again
+        scope.recorder.forget(first_op)  # the body will be traced, and recorded, again
     return scope
 
 
 def varied(t: Tensor, axes) -> Tensor:
-    """`t` with a type that varies over `axes` too; recorded, for its gradient is summed over."""
+    """`t` with a type that varies over `axes` too; recorded, as its gradient is summed there."""
     scope = t.placement.scope
     missing = scope.in_mesh_order(scope.of_mesh(axes) - collectives.varying(t.array))
     if not missing:
@@ -99,7 +99,7 @@ def varied(t: Tensor, axes) -> Tensor:
 
 
 def fixed(t, scope: Scope | None):
-    """Settled, and with the type that a boundary asks for."""
+    """`t`, settled and with the type of Tensors that enter or leave a body."""
     if scope is None or not is_tensor(t):
         return t
     t = resharding.plain(resharding.take_sums(resharding.placed(t, scope)))
@@ -108,9 +108,9 @@ def fixed(t, scope: Scope | None):
 
 
 def value(t, scope: Scope | None):
-    """`t` as `fixed` makes it, and a value even where it was a parameter.
+    """As `fixed`, and as a value, even if `t` is a parameter.
 
-    What it meets in the body may make it a value at any turn.
+    The body may combine the carry with a value in any iteration, so it is one from the beginning.
     """
     if not is_tensor(t):
         return t
@@ -126,10 +126,10 @@ def value(t, scope: Scope | None):
 
 
 def agreed(t: Tensor) -> Tensor:
-    """`t`, by which devices decide what to run next, settled.
+    """`t`, settled: a condition by which all devices decide alike what to run next.
 
-    A parameter that it is computed from is not made to vary for the sake of its gradient: by their
-    type the results of what is run would vary too.
+    The parameters that it is computed from are not made to vary for their gradients. Otherwise the
+    condition would vary by its type, and with it all results of what is run.
     """
     if t.placement is not None:
         t.placement.scope.note_use(t.placement.origin, ())
@@ -148,10 +148,10 @@ def lying_as(x: Tensor, dims: Dims) -> Tensor:
 
 
 def kind(x):
-    """What a leaf must have in common with one that takes its place."""
-    return (frozenset(x.dims) if is_tensor(x) else jnp.shape(x)), x.dtype if is_tensor(
-        x
-    ) else jnp.result_type(x)
+    """The dims (or the shape) and the dtype of a leaf, which one in its place must have too."""
+    if is_tensor(x):
+        return frozenset(x.dims), x.dtype
+    return jnp.shape(x), jnp.result_type(x)
 
 
 def shown(x) -> str:
@@ -160,7 +160,7 @@ def shown(x) -> str:
 
 
 def matching(name: str, after, before):
-    """The carry `after` a turn, with the dims of each Tensor in the order that they had `before`.
+    """The carry `after` the body, with the dims of each Tensor in the order that they had `before`.
 
     Raises:
       MeshDSLError: a leaf has changed its dims or its dtype, or the tree its structure.
@@ -185,27 +185,27 @@ def matching(name: str, after, before):
 
 
 def dim_of(name: str, tree, dim: Dim | str) -> Dim:
-    """`dim`, which may be given by the name that it has in the Tensors of a tree."""
+    """`dim` as a Dim; a name stands for the dim with this name in the Tensors of `tree`."""
     tensors = [x for x in leaves_of(tree) if is_tensor(x)]
     return dim_algebra.resolve_one(name, [d for t in tensors for d in t.dims], dim)
 
 
 def first_of(xs, dim: Dim, name: str):
-    """The first of the elements that a scan hands to its body."""
+    """The first element of `xs` along `dim`, as a scan gives it to its body."""
     xs = each(lambda x: stacked(x, dim, None, name), xs)
     firsts = uncarried(jax.tree.map(_at_first, carried(xs)))
     return each(lambda x: element(x, dim), firsts)
 
 
 def _at_first(a):
-    """The first element of an array, or one like it where there is none."""
+    """The first element of an array; zeros of its shape if there is no element."""
     if a.shape[0]:
         return a[0]
     return collectives.vary(jnp.zeros(a.shape[1:], a.dtype), collectives.varying(a))
 
 
 def stacked(x, dim: Dim, op, name: str):
-    """`x` with `dim` whole and in front, as `lax.scan` wants it, each element split by the law."""
+    """`x` as `lax.scan` takes it: `dim` whole and in front, and each element split by the law."""
     if not is_tensor(x):
         if jnp.shape(x)[:1] != (dim.size,):
             raise MeshDSLError(
@@ -214,7 +214,7 @@ def stacked(x, dim: Dim, op, name: str):
         return x
     found = dim_algebra.find(name, x.dims, dim)
     if op is not None:
-        x = resharding.in_turn(x, (found,), op)
+        x = resharding.whole_along(x, (found,), op)
     return in_front(x, found, name)
 
 
@@ -225,7 +225,7 @@ def in_front(x: Tensor, dim: Dim, name: str) -> Tensor:
 
 
 def element(x, dim: Dim):
-    """One element of a stacked Tensor as `lax.scan` gives it: its array has no `dim` any more."""
+    """One element of a stacked Tensor as `lax.scan` gives it: `x`, whose array lacks `dim`."""
     if not is_tensor(x):
         return x
     assert x.dims[0] == dim

@@ -1,8 +1,9 @@
 """Derivatives of functions on trees of Tensors: forwards, backwards, and of gradients.
 
 They work inside a lowering too. JAX differentiates the local program; here arrays get the types
-that make the result right. A tangent and a cotangent are split as what they belong to, and the
-cotangent of something that all devices share is summed over them once, as in `value_and_grad`.
+that make the result right. A tangent and a cotangent are split as their primal is, and the
+cotangent of a Tensor that all devices share is summed over the devices once, as in
+`value_and_grad`.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def jvp(fn: Callable, primals: tuple, tangents: tuple):
     leaves = [fixed(x, scope) for x in leaves]
     others = [as_cotangent(t, x, scope) for t, x in zip(others, leaves, strict=True)]
     if scope is not None:
-        # A parameter may vary over more than splits it, and so may what becomes of it.
+        # A primal that is a parameter may vary over more axes than split it. So does its tangent.
         both = [
             collectives.varying(x.array) | collectives.varying(t.array)
             for x, t in zip(leaves, others, strict=True)
@@ -138,9 +139,9 @@ def vjp(fn: Callable, *primals):
             _alike("vjp: a cotangent", ct, "its result", x)
         given = [as_cotangent(ct, x, scope) for ct, x in zip(given, wanted, strict=True)]
         arrays = jax.tree.unflatten(jax.tree.structure(found), [ct.array for ct in given])
-        (made,) = pull(arrays)
+        (cotangents,) = pull(arrays)
         return jax.tree.unflatten(
-            tree, [_summed(a, x, axes) for a, x, axes in zip(made, leaves, uses, strict=True)]
+            tree, [_summed(a, x, axes) for a, x, axes in zip(cotangents, leaves, uses, strict=True)]
         )
 
     return out, back
@@ -181,7 +182,7 @@ def hvp(fn: Callable, primals: tuple, tangents: tuple):
 
 
 def as_cotangent(ct: Tensor, x: Tensor, scope: Scope | None) -> Tensor:
-    """`ct`, which has the dims of `x`, settled and with the dims, the split and the type of `x`."""
+    """`ct`, which has the dims of `x`, settled, with the order of dims, split and type of `x`."""
     ct = lying_as(ct, x.dims)
     if scope is None:
         return Tensor(ct.array, x.dims, x.role)
@@ -201,7 +202,7 @@ def as_cotangent(ct: Tensor, x: Tensor, scope: Scope | None) -> Tensor:
 
 
 def _summed(array, x: Tensor, axes) -> Tensor:
-    """The cotangent of `x`, of which each device along `axes` has a part."""
+    """The cotangent of `x`, of which each device along `axes` has a term, summed."""
     if x.placement is None:
         return Tensor(array, x.dims, x.role)
     level = "rules" if x.placement.level == "rules" else "optimizer"
@@ -228,7 +229,7 @@ def _alike(what: str, a: Tensor, whose: str, b: Tensor) -> None:
 
 
 def _results(name: str, out, scope: Scope | None):
-    """What a differentiated function returns, settled."""
+    """The results of a differentiated function, settled."""
     leaves, tree = _floats(name, out, "a result")
     for t in leaves:
         if t.placement is not None:

@@ -1,4 +1,4 @@
-"""checkpoint: what the backward pass recomputes, what is kept for it, what waits on the host."""
+"""checkpoint: which values are kept for the backward pass, and which it computes again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshdsl import dims as dim_algebra
 from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering import derivatives, resharding
 from meshdsl.lowering.carried import carried, carrying, uncarried
-from meshdsl.ops.attention.blocks import SAVED as ATTENTION
+from meshdsl.ops.attention.operands import SAVED as ATTENTION
 from meshdsl.ops.bodies import arrays_in, scope_of
 from meshdsl.ops.declare import of_x, op
 from meshdsl.ops.functions import FUNCTIONS
@@ -23,13 +23,13 @@ from meshdsl.tensor import Tensor
 
 
 class Policy(NamedTuple):
-    """What is kept for the backward pass, beside the arguments of the function.
+    """Which values are kept for the backward pass, beside the arguments of the function.
 
     Attributes:
-      says: what that is, in words.
-      keeps: the names of save points. A function need not mark all of them.
-      rule: whether the results of a primitive are kept too, as in `jax.checkpoint_policies`; None
-        where there are no others.
+      says: a description of these values.
+      keeps: the names of the save points that are kept. A function need not mark all of them.
+      rule: whether the results of a primitive are kept too, a function as in
+        `jax.checkpoint_policies`; None if only save points are.
     """
 
     says: str
@@ -37,12 +37,12 @@ class Policy(NamedTuple):
     rule: Callable[..., bool] | None = None
 
 
-# The save points of layers, beside that of `attention`: what attention gets, and what the first
-# matrices of a feed-forward layer, or the convolutions of a block, give.
+# The save points of layers, beside that of `attention`: the operands of attention; and the results
+# of the first matrices of a feed-forward layer, or of the convolutions of a block.
 QKV, HIDDEN = "qkv", "hidden"
 
-# Each keeps what the one before it keeps, and more. What was gathered from other devices is kept by
-# none of them, because then each device would hold whole parameters for the backward pass.
+# Each policy keeps more than the one before it. None of them keeps results of gathers from other
+# devices, because then each device would hold whole parameters for the backward pass.
 POLICIES = {
     "full": Policy("nothing"),
     "attention": Policy("the output of attention and its log-sum-exp", (ATTENTION,)),
@@ -59,16 +59,15 @@ POLICIES = {
     "gathers": Policy(
         "everything but what was gathered from other devices",
         (ATTENTION, QKV, HIDDEN),
-        # A `linear_call` may be a gather and a cast. A `reshape` may give back to what was gathered
-        # the dims of size 1 that it lacked on the way. What lets a type vary gives the same array.
+        # A `linear_call` may be a gather and a cast. A `reshape` may add the dims of size 1 that
+        # were left out of a gather. `pvary` and `pcast` only change the type of an array.
         lambda prim, *_, **__: (
             prim.name not in ("all_gather", "linear_call", "reshape", "pvary", "pcast")
         ),
     ),
 }
-_marked: ContextVar[tuple[set[str], ...]] = ContextVar(
-    "marked", default=()
-)  # names, for each checkpoint being traced
+# For each checkpoint that is being traced, the names of the save points within it so far.
+_marked: ContextVar[tuple[set[str], ...]] = ContextVar("marked", default=())
 
 
 def _checkpoint_example(checkpoint: Callable, x: Tensor) -> Tensor:
@@ -141,7 +140,8 @@ def checkpoint(
 
     def checkpointed(*args):
         scope_of("checkpoint", arrays_in("checkpoint", "argument", args))
-        # Anew for each call: JAX would trace calls that are alike once, and record their ops once.
+        # Another function for each call: otherwise JAX would trace calls that are alike only once,
+        # and their ops would be recorded once.
         keeps = _policy(policy, save, offload)
         if (found := _policies.get()) is not None:
             found.append(keeps)
@@ -172,7 +172,7 @@ def checkpoint_name(x: Tensor, name: str) -> Tensor:
     x = resharding.take_sums(x)
     mark(name)
     marked = lambda array: ad_checkpoint.checkpoint_name(array, name)
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):  # of which JAX cannot keep the whole
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):  # JAX cannot keep complex numbers
         array = lax.complex(marked(x.array.real), marked(x.array.imag))
         return Tensor(array, x.dims, x.role, x.placement)
     return Tensor(marked(x.array), x.dims, x.role, x.placement)
@@ -183,7 +183,7 @@ _policies: ContextVar[list | None] = ContextVar("policies", default=None)
 
 @contextmanager
 def policies_within(found: list):
-    """Inside, the policy of every function that is recomputed is added to `found`."""
+    """Inside of the `with`, the policy of each recomputed function is added to `found`."""
     token = _policies.set(found)
     try:
         yield
@@ -192,13 +192,13 @@ def policies_within(found: list):
 
 
 def mark(name: str) -> None:
-    """Let checkpoints that are being traced know that there is a save point of this name."""
+    """Tell the checkpoints that are being traced that they have a save point of this name."""
     for names in _marked.get():
         names.add(name)
 
 
 def _policy(policy: str, save, offload):
-    """What tells JAX which results to keep; None where it is to keep none."""
+    """The policy for `jax.checkpoint`: which results to keep; None for none."""
     _, keeps, rule = POLICIES[policy]
     kept = tuple(name for name in dict.fromkeys((*keeps, *save)) if name not in offload)
     if not kept and not offload:

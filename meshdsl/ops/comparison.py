@@ -15,7 +15,7 @@ from meshdsl.tensor import Tensor
 
 
 def check_some(name: str, x: Tensor, dims: Dims) -> None:
-    """Raise a MeshDSLError where `dims` of `x` have no element of which one could be chosen."""
+    """Raise a MeshDSLError if there is no element along `dims` of `x` to choose from."""
     if not all(d.size for d in dims):
         raise MeshDSLError(
             f"{name}: {show(dims)} of {show(x.dims)} has no element to choose; "
@@ -56,7 +56,9 @@ def last(dtype) -> complex | float | int | bool:
 
 
 def canonical(a):
-    """`a` with every zero as 0.0 and every NaN as one NaN: what sorts as equal has equal bits."""
+    """`a` with every zero as 0.0 and every NaN as the same NaN, so that equal elements have equal
+    bits.
+    """
     if not jnp.issubdtype(a.dtype, jnp.inexact):
         return a
     return jnp.where(jnp.isnan(a), jnp.nan, jnp.where(a == 0, 0, a)).astype(a.dtype)
@@ -112,19 +114,19 @@ def _flipped(bits):
 
 
 def computed_once(a):
-    """`a`, behind a barrier, so that a compiler computes it once for all that compare with it.
+    """`a` behind a barrier, so that a compiler computes it once for all its uses.
 
-    Computed twice, in two fusions that round differently, no element of `a` would equal the one
-    that was chosen from it, and the gradient would be lost.
+    If it computed `a` twice, in two fusions that round differently, no element of `a` might equal
+    the one that was chosen from `a`, and the gradient would be lost.
     """
     return lax.optimization_barrier(a)
 
 
 def share_ties(loop, dims: Dims, at: tuple[int, ...], a, chosen, tangent):
-    """The derivative of an element that was chosen, as of a maximum: elements that tie share it.
+    """The derivative of a chosen element, such as a maximum. Elements that tie share it.
 
     Args:
-      loop: the device's view of the dims; elements on other devices tie too.
+      loop: the loop of the op; elements on other devices may tie too.
       dims: the dims along which one element was chosen.
       at: the positions of these dims in `a`.
       a: the array that was chosen from, `computed_once`.

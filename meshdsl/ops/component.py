@@ -123,9 +123,9 @@ def as_tensor(x, name: str) -> Tensor:
     raise MeshDSLError(f"{name}: operands are Tensors and numbers, not {got}{advice}")
 
 
-def apply_alike(name: str, local: Callable, x: Tensor, **how) -> Tensor:
+def apply_alike(name: str, local: Callable, x: Tensor, **options) -> Tensor:
     """An op of one operand, whose dims are those of the loop nest and of the result."""
-    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, **how)
+    return apply_op(name, local, (x,), loop=x.dims, out=x.dims, **options)
 
 
 def scale(x: Tensor, factor, *, name: str = "multiply", inverse: bool = False) -> Tensor:

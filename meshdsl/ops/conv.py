@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import jax.numpy as jnp
@@ -39,9 +40,9 @@ NOTHING: Over = MappingProxyType({})
 
 def _conv_example(conv: Callable, draw: Draw) -> Case:
     a, b, c, d, e = draw.dims("a", "b", "c", "d", "e")
-    how = {"stride": draw.pick(1, 2, 3), "dilation": draw.pick(1, 2), "into": {b: "v"}}
-    operands = draw.tensor(a, b, c), draw.tensor(d, c, e)
-    return Case(lambda x, kernel: conv(x, kernel, {b: d}, out=(..., e), **how), operands, (b, d))
+    stride, dilation = draw.pick(1, 2, 3), draw.pick(1, 2)
+    call = partial(conv, over={b: d}, out=(..., e), stride=stride, dilation=dilation, into={b: "v"})
+    return Case(call, (draw.tensor(a, b, c), draw.tensor(d, c, e)), (b, d))
 
 
 @op(
@@ -92,17 +93,16 @@ def conv(
     taps, sizes, every = _taps("conv", x, kernel, over)
     slid = windows("conv", every, sizes, stride, dilation, padding, into)
 
-    def convolve(loop: DeviceLoop, array, weights, **how):
+    def convolve(loop: DeviceLoop, array, weights, **settings):
         pads = []
         for i, w in enumerate(slid, start=1):
             array, pad = w.fetch(loop, array, i)
             pads.append(pad)
-        return _convolve(
-            array, weights, slid, window_strides=[w.stride for w in slid], padding=pads, **how
-        )
+        strides = [w.stride for w in slid]
+        return _convolve(array, weights, slid, window_strides=strides, padding=pads, **settings)
 
-    types = {"precision": precision, "preferred_element_type": preferred_element_type}
-    return _apply("conv", x, kernel, taps, [w.out for w in slid], out, convolve, types)
+    settings = {"precision": precision, "preferred_element_type": preferred_element_type}
+    return _apply("conv", x, kernel, taps, [w.out for w in slid], out, convolve, settings)
 
 
 @op(
@@ -150,21 +150,26 @@ def conv_transpose(
     taps, sizes, every = _taps("conv_transpose", x, kernel, over)
     slid = windows_of_transpose("conv_transpose", every, sizes, stride, dilation, padding, into)
 
-    def convolve(loop: DeviceLoop, array, weights, **how):
+    def convolve(loop: DeviceLoop, array, weights, **settings):
         spread = []
         for i, w in enumerate(slid, start=1):
             spread.append(w.fetch_outputs(loop, array, i))
             array = spread[-1].outputs
-        how |= {"padding": [o.padding for o in spread], "lhs_dilation": [w.stride for w in slid]}
         array = _convolve(
-            array, jnp.flip(weights, range(len(slid))), slid, window_strides=[1] * len(slid), **how
+            array,
+            jnp.flip(weights, range(len(slid))),
+            slid,
+            window_strides=[1] * len(slid),
+            padding=[o.padding for o in spread],
+            lhs_dilation=[w.stride for w in slid],
+            **settings,
         )
         for i, o in enumerate(spread, start=1):
             array = o.finish(array, i)
         return array
 
-    types = {"precision": precision, "preferred_element_type": preferred_element_type}
-    return _apply("conv_transpose", x, kernel, taps, [w.dim for w in slid], out, convolve, types)
+    settings = {"precision": precision, "preferred_element_type": preferred_element_type}
+    return _apply("conv_transpose", x, kernel, taps, [w.dim for w in slid], out, convolve, settings)
 
 
 def _taps(name: str, x: Tensor, kernel: Tensor, over: Over):
@@ -197,7 +202,7 @@ def _apply(
     become: Sequence[Dim],
     out,
     convolve,
-    types,
+    settings,
 ) -> Tensor:
     """Apply a convolution, with the dims of both operands merged as `lax` wants them.
 
@@ -206,7 +211,7 @@ def _apply(
       become: what each of these spatial dims is in the result.
       convolve: of `(loop, array, weights, ...)`, where the array has [batch, *spatial, channels]
         and the weights [*taps, channels in, channels out].
-      types: settings of `lax.conv_general_dilated`.
+      settings: other arguments of `lax.conv_general_dilated`.
     """
     spatial = dict(zip(taps, become, strict=True))
     every = dim_algebra.union(name, [x.dims, kernel.dims])
@@ -222,7 +227,7 @@ def _apply(
         weights = _merged(
             weights, kernel.dims, [*[(k,) for k in taps.values()], ins, groups + outs]
         )
-        array = convolve(loop, array, weights, feature_group_count=count, **types)
+        array = convolve(loop, array, weights, feature_group_count=count, **settings)
         order = (*batch, *become, *groups, *outs)
         array = array.reshape(
             [array.shape[1 + become.index(d)] if d in become else loop.size(d) for d in order]
@@ -280,8 +285,8 @@ def _merged(array, dims: Dims, groups: Sequence[Dims]):
     return array.reshape([math.prod(sizes[d] for d in g) for g in groups])
 
 
-def _convolve(array, weights, slid: Sequence[Window], **how):
-    """`lax.conv_general_dilated` of two arrays as `_apply` merges them."""
+def _convolve(array, weights, slid: Sequence[Window], **settings):
+    """`lax.conv_general_dilated` of two arrays whose dims `_apply` has merged."""
     n = len(slid)
     numbers = lax.ConvDimensionNumbers(
         lhs_spec=(0, n + 1, *range(1, n + 1)),
@@ -294,5 +299,5 @@ def _convolve(array, weights, slid: Sequence[Window], **how):
         weights.astype(dtype),
         rhs_dilation=[w.dilation for w in slid],
         dimension_numbers=numbers,
-        **how,
+        **settings,
     )

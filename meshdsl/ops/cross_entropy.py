@@ -1,9 +1,9 @@
 """cross_entropy: from hidden states to the nats of each token, a chunk of tokens at a time.
 
-The logits of one chunk are all that stands in memory. The backward pass computes them again, and
+At any time only the logits of one chunk are in memory. The backward pass computes them again, and
 adds up the gradient of the weight in float32 from chunk to chunk. Where the vocabulary is split,
-each device goes through its own part of it, and what devices have found is put together once, for
-all tokens: by a maximum and a sum of two numbers for each token.
+each device goes through its own part of it. The results of the devices are combined once, for all
+tokens: by a maximum and a sum of two numbers for each token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op_many
 from meshdsl.lowering.nest import Nest
 from meshdsl.ops import component
-from meshdsl.ops.arrays import capped, in_order, padded, varying_together
+from meshdsl.ops.arrays import capped, in_order, padded
 from meshdsl.ops.checks import check_indices, checked_softcap
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Tensor
@@ -39,14 +39,11 @@ def _cross_entropy_example(cross_entropy: Callable, draw: Draw) -> Case:
     a, b, c, v = draw.dims("a", "b", "c", "v")
     x, weight, bias = draw.tensor(a, b, c), draw.tensor(c, v), draw.tensor(v)
     targets = draw.integers(b, a, below=v.size + 2)
-    how = {"vocab": v, "chunk": draw.pick(None, 1, 3), "softcap": draw.pick(None, 2.0)}
+    chunk, softcap = draw.pick(None, 1, 3), draw.pick(None, 2.0)
+    nats = partial(cross_entropy, vocab=v, chunk=chunk, softcap=softcap)
     return draw.pick(
-        Case(lambda x, w, t: cross_entropy(x, w, t, **how), (x, weight, targets), (c, v)),
-        Case(
-            lambda x, w, t, b: cross_entropy(x, w, t, bias=b, **how),
-            (x, weight, targets, bias),
-            (c, v),
-        ),
+        Case(nats, (x, weight, targets), (c, v)),
+        Case(lambda *xs: nats(*xs[:3], bias=xs[3]), (x, weight, targets, bias), (c, v)),
     )
 
 
@@ -96,19 +93,22 @@ def cross_entropy(
 
     Raises:
       MeshDSLError: a tensor lacks a dim or has one that it must not have, `targets` are not whole
-        numbers, or `x` and `weight` are not real floating-point numbers.
+        numbers, or `x`, `weight` or `dtype` are not of real floating-point numbers.
     """
     vocab = dim_algebra.find("cross_entropy, the weight", weight.dims, vocab)
     tokens = _token_dims(x, weight, targets, bias, vocab)
     targets = component.cast(targets, jnp.int32)  # a uint8 has no -1 for padding, and no 256
     if chunk is not None:
         whole_number("cross_entropy: `chunk`", chunk, 1)
+    dtype = jnp.dtype(x.dtype if dtype is None else dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise MeshDSLError(f"cross_entropy: `dtype` is a floating-point dtype, not {dtype}")
     features = dim_algebra.without(x.dims, tokens)
     labels = {d: i for i, d in enumerate(features)} | {vocab: _ENTRY}
     options = Options(
         weight=tuple(labels[d] for d in weight.dims),
         softcap=checked_softcap("cross_entropy", softcap),
-        dtype=np.dtype(x.dtype if dtype is None else dtype),
+        dtype=dtype,
     )
 
     def local(at: DeviceLoop, x_array, weight_array, target_array, *bias_array):
@@ -138,7 +138,7 @@ def cross_entropy(
 
 
 def _token_dims(x: Tensor, weight: Tensor, targets: Tensor, bias, vocab: Dim) -> Dims:
-    """The dims of `x` that are not contracted, after checking those of all operands."""
+    """The dims of `x` that are not contracted, after checking the dims of all operands."""
     dim_algebra.union("cross_entropy", [x.dims, weight.dims, targets.dims])
     if vocab in x.dims:
         raise MeshDSLError(
@@ -185,8 +185,8 @@ class Options(NamedTuple):
 
     Attributes:
       weight: the labels of the weight's positions in an einsum.
-      softcap: logits are bounded to it; None for unbounded ones.
-      dtype: that logits are rounded to.
+      softcap: the bound of logits; None for unbounded ones.
+      dtype: the dtype to which logits are rounded.
     """
 
     weight: tuple[int, ...]
@@ -200,14 +200,14 @@ class Options(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What a device has.
+    """The arrays of one device.
 
     Attributes:
       rows: a row of features for each token.
-      weight: its part of the weight.
-      bias: of the logits, or None.
+      weight: the device's part of the weight.
+      bias: the device's part of the bias of the logits, or None.
       targets: for each token the index of its target in this part of the vocabulary.
-      inside: which entries of this part are not padding; None where none is.
+      inside: which entries of this part are not padding; None if there is no padding.
     """
 
     rows: jax.Array
@@ -222,7 +222,7 @@ def _in_chunks(options: Options, chunk: int | None, operands: Operands):
 
     The latter is 0 for a token whose target is not in this part.
     """
-    operands = varying_together(operands)
+    operands = collectives.vary_together(operands)
     count = operands.targets.size
     chunks = 1 if chunk is None else max(1, -(-count // chunk))
     size = -(-count // chunks)
@@ -238,7 +238,7 @@ def _in_chunks(options: Options, chunk: int | None, operands: Operands):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _over_chunks(options: Options, operands: Operands) -> Any:
-    """The same for rows and targets in chunks, which are stacked along a first position."""
+    """As `_in_chunks`, for rows and targets that are in chunks, stacked along a first position."""
 
     def one_chunk(_, chunk):
         logits, _ = _logits(options, operands._replace(rows=chunk[0]))
@@ -293,7 +293,7 @@ _over_chunks.defvjp(_over_chunks_forward, _over_chunks_backward)
 
 
 def _scanned(fn: Callable, carry, chunks):
-    """A scan over chunks; of a single one a call, without a loop."""
+    """`fn` of each chunk: a scan, or if there is a single chunk, a call without a loop."""
     if len(chunks[0]) > 1:
         return lax.scan(fn, carry, chunks)
     carry, result = fn(carry, jax.tree.map(lambda a: a[0], chunks))

@@ -74,7 +74,7 @@ def custom_gradient(fn: Callable) -> Callable:
                 Tensor(a, x.dims, x.role, x.placement) if is_tensor(x) else a
                 for a, x in zip(arrays, given, strict=True)
             ]
-            result, backward = _split(fn(*jax.tree.unflatten(tree, inside)))
+            result, backward = _two_results(fn(*jax.tree.unflatten(tree, inside)))
             out = _settled(result, scope)
 
             def pull(cotangents):
@@ -88,7 +88,7 @@ def custom_gradient(fn: Callable) -> Callable:
     return differentiable
 
 
-def _split(returned):
+def _two_results(returned):
     if not isinstance(returned, tuple) or len(returned) != 2 or not callable(returned[1]):
         raise MeshDSLError(
             "custom_gradient: the function returns (result, backward), not "

@@ -9,8 +9,8 @@ layout draws the same numbers. They are also those of `jax.random` for an array 
     dims: dims of the result; those of `like` may be given by their names.
     like: any tensor of the computation, so that each device draws its own part only; see `iota`.
 
-The arithmetic that makes other distributions of uniform numbers is that of `bitwise.py`: no layout,
-no version of JAX and nothing that it is fused with changes a bit of a draw.
+Other distributions are computed from uniform numbers by the arithmetic of `bitwise.py`: no layout,
+no version of JAX and no fusion with other operations changes a bit of a draw.
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 
 def _draw(name: str, key, dims, like: Tensor | None, of: Callable) -> Tensor:
-    """A random tensor. `of(loop, key, dims)` draws the part of a device; `key` is two words."""
+    """A random tensor.
+
+    Args:
+      of: draws a device's part; called with the loop, the two words of the key, and the dims.
+    """
     dims = dim_algebra.resolve("random", like.dims if like is not None else (), dims)
     dims, data = dim_algebra.distinct(dims, "random"), threefry.key_data(key)
     local = lambda loop: of(loop, data, dims)
@@ -102,7 +106,7 @@ def _between(loop: DeviceLoop, key, dims: Dims, dtype, low, high) -> jax.Array:
 
 
 def _of_uniform(u, dtype) -> jax.Array:
-    """Standard normal numbers, made of numbers that are uniform between -1 and 1."""
+    """Standard normal numbers, computed from numbers that are uniform between -1 and 1."""
     return bitwise.apart(bitwise.erf_inv(u) * _ROOT2).astype(dtype)
 
 
@@ -238,7 +242,7 @@ def randint(key, dims: Names, low: int, high: int, *, like: Tensor | None = None
     span = high - low
 
     def part(loop, key, dims):
-        coarse, fine = (threefry.bits(loop, half, dims) for half in threefry.split(key))
+        coarse, fine = (threefry.bits(loop, half, dims) for half in threefry.two_keys(key))
         offset = (
             coarse % jnp.uint32(span) * jnp.uint32((2**16 % span) ** 2 % 2**32 % span)
             + fine % jnp.uint32(span)

@@ -1,8 +1,8 @@
 """einsum over names, which contracts every dim that `out` does not have; and dot, by a weight.
 
-Each device contracts what it has. Three operands or more are contracted in the order that
-`opt_einsum` finds best for the sizes that the device has. A dim that is split and contracted
-leaves a pending sum.
+Each device contracts its parts of the operands. Three operands or more are contracted in the order
+that `opt_einsum` finds best for the sizes of these parts. A dim that is split and contracted leaves
+a pending sum.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def einsum(
 
 
 def _is_of_two(tensors: Sequence[Tensor], out: Dims, loop: Dims) -> bool:
-    """Whether a product has two operands, and each of its sums is over a dim that both have."""
+    """Whether there are two operands, and every dim that is summed over is in both."""
     if len(tensors) != 2 or len(loop) > 26:  # beyond 26 `jnp.einsum` takes dims in another order
         return False
     one, other = (set(t.dims) for t in tensors)
@@ -126,7 +126,7 @@ def _is_of_two(tensors: Sequence[Tensor], out: Dims, loop: Dims) -> bool:
 
 
 def _are_alike(x, y, preferred) -> bool:
-    """Whether two arrays, while they are traced, have a dtype that their product has, too."""
+    """Whether two arrays are traced and have one dtype, which their product has too."""
     if not (isinstance(x, Tracer) and isinstance(y, Tracer)):
         return False
     of_x: Any = x.aval
@@ -136,28 +136,32 @@ def _are_alike(x, y, preferred) -> bool:
 
 
 def _product_of_two(x, y, x_dims: list, y_dims: list, out: list, precision) -> jax.Array:
-    """The product of two arrays by the primitives that `jnp.einsum` gives for it.
+    """The product of two arrays, by the same primitives as `jnp.einsum`.
 
     Args:
-      x_dims, y_dims, out: numbers of their dims.
+      x_dims, y_dims, out: the dims of the arrays and of the result, as numbers.
     """
     batch = [d for d in out if d in x_dims and d in y_dims]
     summed = sorted(d for d in x_dims if d not in out)
     x_rest, y_rest = ([d for d in dims if d in out and d not in batch] for dims in (x_dims, y_dims))
-    made = [*batch, *x_rest, *y_rest]
-    if made != out:
-        made = [*batch, *y_rest, *x_rest]
+    order = [*batch, *x_rest, *y_rest]
+    if order != out:
+        order = [*batch, *y_rest, *x_rest]
         x, y, x_dims, y_dims = y, x, y_dims, x_dims
     at = lambda found: tuple([tuple([dims.index(d) for d in found]) for dims in (x_dims, y_dims)])
     numbers: Any = (at(summed), at(batch))
     array = lax.dot_general(x, y, numbers, precision=precision, preferred_element_type=x.dtype)
-    return array if made == out else lax.transpose(array, [made.index(d) for d in out])
+    return array if order == out else lax.transpose(array, [order.index(d) for d in out])
 
 
 def _by_parts(
     at: DeviceLoop, product: Callable, tensors, out: Dims, dim: Dim, number: int, arrays
 ) -> jax.Array:
-    """The product of `arrays`, of which the one of this number has `dim`, in the parts of that."""
+    """The product of `arrays`, computed part by part along `dim`.
+
+    Args:
+      number: the number of the one operand that has `dim`.
+    """
     others = arrays[:number] + arrays[number + 1 :]
     of_one = lambda x, *others: product(*others[:number], x, *others[number:])
     positions = tensors[number].dims.index(dim), out.index(dim)
@@ -170,7 +174,7 @@ def _by_parts(
 def _in_parts(tensors, out: Dims) -> dict[Dim, int]:
     """The dims that may come part by part, each with the number of the operand that has it.
 
-    It is one operand: of several, the parts would have to meet.
+    Only one operand may have such a dim: the parts of two operands would arrive at other times.
     """
     scope = next((t.placement.scope for t in tensors if t.placement is not None), None)
     if scope is None or not scope.layout.by_parts:
@@ -208,7 +212,7 @@ def _out_dims(tensors, out, contract, loop: Dims) -> Dims:
 
 
 def filled(out: tuple, rest: Iterable[Dim]) -> tuple:
-    """`out` with those of `rest` that it does not name in the place of `...`."""
+    """`out`, with the dims of `rest` that it does not name in the place of `...`."""
     if ... not in out:
         return out
     at = out.index(...)
@@ -221,7 +225,7 @@ def _own(tensor, others) -> Dims:
 
 
 def _check_rest(tensors, named: list[Dim], loop: Dims) -> None:
-    """That `...`, without `contract`, leaves no doubt about the dims that tensors share."""
+    """Raise a MeshDSLError if `...`, without `contract`, leaves open which dims are contracted."""
     dims = [d for t in tensors for d in t.dims]
     shared = [d for d in loop if dims.count(d) > 1 and d not in named]
     ins = {name for t in tensors if t.role for name in t.role.ins}

@@ -32,6 +32,7 @@ from meshdsl.ops import (
     selection,
     shift,
     slicing,
+    softmax,
     sorting,
     triangle,
 )
@@ -56,7 +57,7 @@ FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "Order": (sorting, selection),
     "Placement": (placement,),
     "Randomness": (distributions, sampling),
-    "Reducing": (reduce,),
+    "Reducing": (reduce, softmax),
     "Scattering, segments and triangles": (scatter, triangle),
     "Shape": (reshape,),
 }

@@ -1,14 +1,14 @@
 """Products of groups of rows, each with the matrix of its group, and their derivatives.
 
-Rows stand in the order of their groups: those of group g begin at `starts[g]`, and those from
-`starts[-1]` on belong to none. Neither the product nor its derivatives multiply a row with the
+Rows are in the order of their groups: the rows of group g begin at `starts[g]`, and rows from
+`starts[-1]` on belong to no group. Neither the product nor its derivatives multiply a row with the
 matrix of another group, as `jax.lax.ragged_dot` does for the gradient of the weight. There are two
 ways to the same result:
 
 - `megablox`, JAX's Pallas kernels for TPU;
 - `blocks` of rows, one after the other, in plain JAX, on every platform.
 
-What comes out of rows without a group means nothing: callers replace it.
+The results for rows without a group have no meaning: callers replace them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Way(NamedTuple):
 
     Attributes:
       kernel: one of `KERNELS`.
-      interpret: the kernel is interpreted, as it is elsewhere than on TPU.
+      interpret: whether the kernel is interpreted, as on other platforms than TPU.
       lowered: whether this is one device of a lowering.
-      block: rows of a block.
-      share: the share of the rows that are expected to have a group here.
+      block: how many rows a block has.
+      share: the expected share of the rows that have a group on this device.
     """
 
     kernel: str
@@ -67,7 +67,7 @@ grouped_dot.defvjp(_forward, _backward)
 
 
 def _dot(way: Way, rows, weight, starts, *, transposed: bool = False):
-    """The product; with the transposed matrices if `transposed`."""
+    """Each row times the matrix of its group, or times the `transposed` matrix."""
     inner, features = weight.shape[2:0:-1] if transposed else weight.shape[1:]
     fn = {"megablox": _dot_by_megablox, "blocks": _dot_by_blocks}[way.kernel]
     call = partial(fn, way.block, way.interpret, transposed)
@@ -96,7 +96,7 @@ def _called(way: Way, call: partial, groups: int, inner: int, features: int, row
 
 
 def block_of(rows: int, groups: int, platform: str) -> int:
-    """How many rows a block has: few where groups are small, because a block has one group."""
+    """How many rows a block has: few if groups are small, because a block has rows of one group."""
     most = 512 if platform == "gpu" else 128
     size = 8
     while size < most and size * groups < rows:
@@ -105,8 +105,9 @@ def block_of(rows: int, groups: int, platform: str) -> int:
 
 
 def _blocks(starts, size: int):
-    """How many blocks the groups have, and a function that gives the group of a block, its first
-    row, and how many rows it has.
+    """How many blocks there are, and a function of the number of a block.
+
+    It gives the group of the block, the first row, and how many rows the group has from there on.
     """
     counts = -(-jnp.diff(starts) // size)
     ends = jnp.cumsum(counts)
@@ -134,7 +135,7 @@ def _dot_by_blocks(size: int, _, transposed: bool, rows, weight, starts):
         own = lax.dynamic_slice_in_dim(padded, row, size)
         matrix = lax.dynamic_index_in_dim(weight, group, keepdims=False)
         product = lax.dot_general(own, matrix, contracted, preferred_element_type=_wide(own))
-        # What a block writes beyond its group, the blocks of the next groups write again.
+        # Rows that a block writes beyond its group are written again by the next groups' blocks.
         return lax.dynamic_update_slice_in_dim(result, product.astype(result.dtype), row, 0)
 
     features = weight.shape[1 if transposed else 2]
@@ -166,7 +167,7 @@ def _outer_by_blocks(size: int, _, dtype: str, rows, others, starts):
 
 
 def megablox_lacks(rows, parameters) -> str:
-    """What megablox cannot do of products of `rows` with `parameters`; empty if it can do all."""
+    """What megablox lacks for products of `rows` with `parameters`; empty if it can serve them."""
     dtypes = {x.dtype for x in (rows, *parameters)}
     if not dtypes <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)} or len(dtypes) > 1:
         return f"it takes float32 or bfloat16, not {' and '.join(sorted(map(str, dtypes)))}"

@@ -55,7 +55,7 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
     inner = dim_algebra.replace(dim_algebra.without(x.dims, shared), dim, picked)
     dtype, wide, stays = x.dtype, None, staying(x, ids, dim)
     if stays and (dtypes := x.placement.dtypes):
-        # One device adds up the gradient of every index: in the dtype of sums, not in that of use.
+        # One device sums the gradients of all indices: in the dtype of sums, not in that of use.
         wide = jnp.promote_types(x.stored.dtype, dtypes.sums)
         x = Tensor(x.stored, x.dims, x.role, x.placement._replace(dtypes=None))
 
@@ -81,12 +81,12 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
 
 
 def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims, dim: Dim):
-    """The elements of `table` at `indices` along `dim`, zeros where not `inside`.
+    """The elements of `table` at `indices` along `dim`; zeros where an index is not `inside`.
 
     Args:
-      dims: those of the table.
-      id_dims: those of `indices` and `inside`.
-      shared: those that both have.
+      dims: the dims of the table.
+      id_dims: the dims of `indices` and `inside`.
+      shared: the dims that table and indices share.
     """
     if shared:
         first, rest = shared[0], shared[1:]

@@ -110,7 +110,7 @@ def _sliced(x: Tensor, dim: Dim, at: slice) -> Tensor:
 
 
 def _ids(x: Tensor, dim: Dim, at) -> Tensor:
-    """What `md.take` is to look up."""
+    """`at` as a Tensor of indices for `md.take`."""
     if is_tensor(at):
         return at
     if getattr(at, "shape", None) == () and jnp.issubdtype(at.dtype, jnp.integer):
@@ -148,10 +148,17 @@ def _elements(x: Tensor, numbers: Mapping[Dim, int]) -> Tensor:
             array = lax.dynamic_index_in_dim(array, index, at, keepdims=False)
         return array if here is None else jnp.where(here, array, jnp.zeros((), array.dtype))
 
-    out = dim_algebra.without(x.dims, numbers)
-    whole = tuple(numbers) if is_key else ()
-    how = {"unsplit": whole, "in_order": tuple(numbers), "linear": True, "fill": None}
-    return apply_op("index", local, (x,), loop=x.dims, out=out, **how)
+    return apply_op(
+        "index",
+        local,
+        (x,),
+        loop=x.dims,
+        out=dim_algebra.without(x.dims, numbers),
+        unsplit=tuple(numbers) if is_key else (),
+        in_order=tuple(numbers),
+        linear=True,
+        fill=None,
+    )
 
 
 Tensor.__getitem__ = _getitem  # pyright: ignore[reportAttributeAccessIssue] (the stub has it)

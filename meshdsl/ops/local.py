@@ -10,7 +10,6 @@ from meshdsl import dims as dim_algebra
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, kernels
 from meshdsl.lowering.law import apply_op
-from meshdsl.ops.arrays import axes_of
 from meshdsl.ops.declare import of_x, op
 from meshdsl.tensor import Tensor
 
@@ -70,7 +69,7 @@ def local(
     title = name or str(getattr(fn, "__name__", "local"))
 
     def on_device(at, *arrays):
-        axes = axes_of(arrays)
+        axes = collectives.varying_in(arrays)
         offsets = [jnp.asarray(at.offset(d), jnp.int32) for d in begin]
         arrays = (*arrays, *[collectives.vary(x, axes) for x in offsets])
         result = kernels.called(fn, arrays, title) if at.lowered and arrays else fn(*arrays)

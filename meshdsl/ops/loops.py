@@ -31,8 +31,8 @@ from meshdsl.ops.bodies import (
 from meshdsl.ops.declare import along_a, of_x, op
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.ops.over import over
-from meshdsl.ops.reduce import softmax
 from meshdsl.ops.scan import scan_as
+from meshdsl.ops.softmax import softmax
 from meshdsl.program.recorder import Move
 from meshdsl.tensor import Tensor, is_tensor
 
@@ -215,7 +215,7 @@ def _joined(parts: tuple[Tensor, ...], gone: tuple[Dim, ...], op) -> Tensor:
     for t in parts:
         new = sum(d in gone for d in t.dims)
         if t.placement is not None and any(t.placement.axes[:new]):
-            t = resharding.in_turn(t, t.dims[:new], op)
+            t = resharding.whole_along(t, t.dims[:new], op)
         arrays.append(lax.collapse(t.array, 0, new))
     placement = t.placement and t.placement._replace(axes=t.placement.axes[new:])
     return Tensor(jnp.concatenate(arrays), t.dims[new:], t.role, placement)

@@ -77,26 +77,26 @@ class LowRank(StandIn):
         return super().compute(op, args, named) if result is None else result
 
     def _cast(self, op: Callable, args: tuple, named: dict[str, Any]) -> LowRank | None:
-        how = dict(zip(("x", "dtype"), args, strict=False)) | named
-        return self.cast(how["dtype"]) if set(how) == {"x", "dtype"} else None
+        given = dict(zip(("x", "dtype"), args, strict=False)) | named
+        return self.cast(given["dtype"]) if set(given) == {"x", "dtype"} else None
 
     def _dot(self, op: Callable, args: tuple, named: dict[str, Any]) -> Tensor | None:
-        how = dict(zip(("x", "weight"), args, strict=False)) | named
-        x = as_tensor(how.pop("x", None))
-        if how.pop("weight", None) is not self or x is None:
+        options = dict(zip(("x", "weight"), args, strict=False)) | named
+        x = as_tensor(options.pop("x", None))
+        if options.pop("weight", None) is not self or x is None:
             return None
-        result = op(x, self.weight, **how)
+        result = op(x, self.weight, **options)
         thin = cast(self.a, x.dtype), cast(self.b, x.dtype)
-        return result + einsum(x, *thin, out=result.dims, **how)
+        return result + einsum(x, *thin, out=result.dims, **options)
 
     def _einsum(self, op: Callable, args: tuple, named: dict[str, Any]) -> Tensor:
         at = next(i for i, x in enumerate(args) if x is self)
         before, after = map(as_tensor, args[:at]), map(as_tensor, args[at + 1 :])
         before, after = tuple(before), tuple(after)
         result = op(*before, self.weight, *after, **named)
-        how = {name: value for name, value in named.items() if name not in ("out", "contract")}
-        thin = self.a, self.b
-        return result + cast(einsum(*before, *thin, *after, out=result.dims, **how), result.dtype)
+        named = {name: value for name, value in named.items() if name not in ("out", "contract")}
+        by_adapter = einsum(*before, self.a, self.b, *after, out=result.dims, **named)
+        return result + cast(by_adapter, result.dtype)
 
     def _take(self, op: Callable, args: tuple, named: dict[str, Any]) -> Tensor | None:
         if len(args) != 3 or args[0] is not self or named:
@@ -110,8 +110,8 @@ class LowRank(StandIn):
         return result + cast(einsum(of_ids, self.b, out=result.dims), result.dtype)
 
 
-# By the name of an op that is linear in a weight: how it is computed without the sum; None from it
-# where the weight is not what the op is linear in.
+# For each op that is linear in a weight, by its name: a function that computes the op without
+# adding the adapter to the weight. It returns None if the weight is another argument of the op.
 _LINEAR: dict[str, Callable] = {
     "cast": LowRank._cast,
     "dot": LowRank._dot,

@@ -1,4 +1,4 @@
-"""The rule of a pipeline, where it cuts rows into microbatches, and who has the rows outside."""
+"""The rule of a pipeline: how it cuts rows into microbatches, and which stage has them outside."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from meshdsl.tensor import is_tensor
 
 
 def rule_of(dim: Dim, carry, scope: Scope) -> Rule | None:
-    """The rule by which a scan over `dim` is a pipeline; None where it is a loop.
+    """The rule by which a scan over `dim` is a pipeline; None if the scan is a plain loop.
 
-    It is a loop where no rule gives `dim` microbatches, or where nothing in the carry can be cut
-    into them.
+    It is a loop if no rule with microbatches splits `dim`, or if no Tensor of the carry has the dim
+    that the rule cuts into microbatches.
     """
     rule = next((r for r in scope.layout.taken((dim,)).values() if r.microbatches), None)
     if rule is None or rule.microbatches is None:
@@ -51,9 +51,10 @@ def check_gathers_no_layers(dim: Dim, scope: Scope | None) -> None:
 
 
 def home_of(rule: Rule, carry, scope: Scope) -> tuple[str, ...]:
-    """The axes that split the dim of the microbatches where these are cut from the carry.
+    """The axes that split the dim of the microbatches when these are cut from the carry.
 
-    They are those with which the law begins for that dim in every leaf.
+    The law may split this dim over different axes in different leaves of the carry. The home is the
+    longest run of axes with which all of these splits begin.
     """
     assert rule.microbatches is not None
     name, _ = rule.microbatches
@@ -69,7 +70,7 @@ def home_of(rule: Rule, carry, scope: Scope) -> tuple[str, ...]:
 
 
 def brought_home(x, rule: Rule, home: tuple[str, ...], scope: Scope, op):
-    """A leaf of the carry as all stages have it: split by the law over what is left of the mesh.
+    """A leaf of the carry at home: on every stage, and split by the law over the other axes.
 
     Args:
       home: the axes that split the dim of the microbatches.
@@ -85,11 +86,11 @@ def brought_home(x, rule: Rule, home: tuple[str, ...], scope: Scope, op):
 
 
 def schedule_of(axes, rule: Rule, carry, scope: Scope) -> Schedule:
-    """Who works on what, when. Where there are fewer rows than microbatches, each is of one row.
+    """The schedule. If a device has fewer rows than there are microbatches, each gets one row.
 
     Raises:
-      MeshDSLError: the rows of a device do not divide into microbatches, or these do not go round
-        the stages in groups.
+      MeshDSLError: the rows of a device do not divide into microbatches; or there are several
+        rounds, and the number of microbatches is no multiple of that of stages.
     """
     assert rule.microbatches is not None
     stages, (name, count) = scope.parts(axes), rule.microbatches
@@ -130,14 +131,15 @@ def is_shared(
     axes: tuple[str, ...],
     scope: Scope,
 ) -> bool:
-    """Whether the stages share the rows of a leaf of the carry, outside of the pipeline.
+    """Whether the stages share the rows of a leaf of the carry outside of the pipeline.
 
-    A leaf without rows is no reason against it.
+    A leaf without rows counts as shared.
 
     Args:
-      outside: how the law splits `dims` there.
-      home: the axes that split the rows where they are cut.
-      axes: over which the stages lie.
+      dims: the dims of the leaf.
+      outside: the split of the leaf outside of the pipeline.
+      home: the axes that split the rows when these are cut.
+      axes: the axes over which the stages lie.
     """
     assert rule.microbatches is not None
     name, _ = rule.microbatches

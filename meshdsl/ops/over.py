@@ -15,9 +15,9 @@ from meshdsl.lowering import resharding
 from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.scope import Scope
-from meshdsl.ops.bodies import each, fixed, leaves_of, lying_as, scope_of, varied
+from meshdsl.ops.bodies import each, fixed, in_front, leaves_of, scope_of, varied
 from meshdsl.ops.declare import along_a, op
-from meshdsl.ops.reduce import softmax
+from meshdsl.ops.softmax import softmax
 from meshdsl.tensor import Tensor, is_tensor
 from meshdsl.values import array_of
 
@@ -105,12 +105,12 @@ def _axes(dim: Dim, operands: list[Dims], scope: Scope | None) -> tuple[str, ...
 
 def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
     """`x` with `dim` in front, split over `axes`, and each element split by the law."""
-    x = lying_as(x, (dim, *dim_algebra.without(x.dims, (dim,))))
+    x = in_front(x, dim, "over")
     if scope is None:
         return x
     if x.placement is not None:
         own = {a for split in x.placement.axes for a in split}.union(axes)
-        # Being cut over an axis is no use that varies over it.
+        # This use varies over all axes but those that split `x`, before or now.
         scope.note_use(x.placement.origin, set(scope.sizes) - own)
     x = resharding.take_sums(x)
     with scope.spending(axes, dim):
@@ -123,10 +123,10 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
 
 
 def _filled(array, loop: DeviceLoop, dim: Dim):
-    """`array` with copies of the first element for padding.
+    """`array` with copies of the first element in its padding.
 
-    On these `fn` does what it does on real elements: loops end, and nothing becomes infinite that
-    would spoil the gradient of what is shared.
+    There `fn` then does the same as on a real element: loops end, and nothing becomes infinite that
+    would spoil the gradient of a Tensor that all elements share.
     """
     if not loop.padding(dim) or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return array

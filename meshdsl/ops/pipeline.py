@@ -2,24 +2,25 @@
 
     rules = [{ rule = "layers -> stage", microbatches = { batch = 16 } }, ...]
 
-The devices along `stage` have a part of the layers each. What the scan carries is cut into
-microbatches along `batch`, from the rows that a device has already, so that nothing moves. At each
-tick a stage runs its layers on one microbatch and hands the result to the next stage, by one
-`ppermute`; `splits.pipeline` says who works on what. JAX differentiates all this as it stands.
+Each stage, the devices with one position along `stage`, has a part of the layers. The carry of the
+scan is cut into microbatches along `batch`: each device cuts the rows that it has, so nothing
+moves. At each tick a stage runs its layers on one microbatch, and hands the result to the next
+stage by one `ppermute`; `splits.pipeline` says which stage works on which microbatch. JAX
+differentiates the loop of ticks as it stands.
 
 To the law the microbatches are one more axis, which splits `batch` below all rules of the layout
-and stands for turns of a loop instead of devices (`Scope.taking_turns`). So what the body closes
-over is cut where it is used, random numbers are those of the whole batch, and a sum over the batch
-is known to be one over all microbatches: where the body returns it as a result, it is added up.
+and stands for turns of a loop instead of devices (`lowering.moves.turns`). So a tensor that the
+body closes over is cut where it is used, random numbers are those of the whole batch, and a sum
+over the batch is known to be one over all microbatches: if the body returns such a sum as a result,
+it is added up over the ticks.
 
-A stage that waits works on a microbatch all the same, one that has just come in, and what it makes
-of it is dropped. So nothing that is not a number arises that was not there before.
+A stage that has to wait runs too: on a microbatch of the carry as it entered, and its results are
+dropped. So no NaN arises that would not arise anyway.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,7 @@ from meshdsl.ops.bodies import (
     value,
 )
 from meshdsl.ops.checkpoint import policies_within
+from meshdsl.ops.microbatch_rows import Rows, choose, constant, dims_of, is_float
 from meshdsl.ops.microbatches import (
     axes_of_stages,
     brought_home,
@@ -59,10 +61,10 @@ from meshdsl.tensor import Tensor, is_tensor
 def pipelined(
     name: str, fn: Callable, carry, xs, dim: Dim, scope: Scope, rule: Rule, *, reverse, unroll
 ):
-    """What `scan` gives, by a pipeline.
+    """The results of `scan`, computed by a pipeline.
 
-    The last carry is handed out to the stages, where these share its rows outside of the pipeline;
-    else it is a sum that is pending over them.
+    If the stages share the rows of the carry outside of the pipeline, the last carry is handed out
+    to them; otherwise it is a sum that is pending over the stages.
     """
     if reverse:
         raise MeshDSLError(
@@ -89,7 +91,7 @@ def pipelined(
 
 
 def _noted(x: Tensor, axes: tuple[str, ...], scope: Scope) -> Tensor:
-    """`x`, settled; being cut over the stages is no use of it that varies over them."""
+    """`x`, settled, after noting a use over all axes but those of its split and of the stages."""
     if x.placement is not None:
         own = {a for split in x.placement.axes for a in split}.union(axes)
         scope.note_use(x.placement.origin, scope.of_mesh(scope.sizes) - own)
@@ -97,10 +99,10 @@ def _noted(x: Tensor, axes: tuple[str, ...], scope: Scope) -> Tensor:
 
 
 class _Abandoned(Exception):
-    """The body of a pipeline takes microbatches of tensors that are to be brought home first.
+    """The body uses tensors that have to be brought home before the loop, see `turns.Closures`.
 
-    An attempt ends with it in the middle of a `lax.scan`: a loop that was traced to its end would
-    stay in the program, with its collectives, and nobody would look at its results.
+    It ends an attempt in the middle of a `lax.scan`. A loop that was traced to its end would stay
+    in the program, with its collectives, although its results are not used.
     """
 
 
@@ -108,10 +110,10 @@ class _Pipe:
     """A pipeline that is being traced.
 
     Attributes:
-      cut: gives the dim of the microbatches the axis that stands for them.
-      home: the axes that split that dim in the carry, from which microbatches are cut.
+      rows: the rows of the carry, and how microbatches are cut from them.
       summed: for each result of the body whether it is a sum over the rows of a microbatch.
-      recomputed: whether a tick makes what it takes of the parameters again in the backward pass.
+      recomputed: whether the backward pass of a tick computes again what the tick takes of the
+        parameters, instead of keeping it.
     """
 
     def __init__(
@@ -123,23 +125,18 @@ class _Pipe:
         scope: Scope,
         unroll: int,
     ):
-        self.name, self.fn, self.stages, self.home = name, fn, stages, home
-        self.scope, self.unroll = scope, unroll
-        rule, self.count = stages.rule, stages.schedule.microbatches
-        assert rule.microbatches is not None
-        of_dim, _ = rule.microbatches
-        axis = f"{self.count} microbatches"
-        self.cut = replace(rule, dim=of_dim, axis=axis, pads=False, microbatches=None, rounds=1)
+        self.name, self.fn, self.stages, self.scope = name, fn, stages, scope
+        self.unroll, self.rows = unroll, Rows(stages, home, scope)
         self.summed: list[bool] = []
         self.recomputed = False
         self._closures, self._learns = Closures(), True
 
     def run(self, carry, xs):
-        """The carry as each stage has it in the end, and the results of all elements.
+        """The carry as each stage has it after the last tick, and the results of all elements.
 
-        Where the body meets tensors that are to be brought home first, it is traced twice to learn
-        which these are: what it makes itself is another tensor each time. Once they are at home it
-        is traced to its end.
+        If the body uses tensors that have to be brought home, it is traced twice to learn which
+        ones it closes over: a tensor that the body computes itself is another one in each trace.
+        After they have been brought home, the body is traced to its end.
         """
         first_op, closures = next_op_number(), self._closures
         for _ in range(2):
@@ -155,7 +152,7 @@ class _Pipe:
         return self._traced(carry, xs)
 
     def _brought(self, x: Tensor, home) -> Tensor:
-        """What the body closes over, in the split in which microbatches are cut from it."""
+        """The tensor `x`, which the body closes over, in the split `home`."""
         scope, rule = self.scope, str(self.stages.rule)
         varies = scope.of_mesh(scope.spent.union(*home))
         return resharding.reshard(
@@ -169,11 +166,10 @@ class _Pipe:
         )
 
     def _traced(self, carry, xs):
-        """What `run` gives.
+        """The results of `run`.
 
         Raises:
-          _Abandoned: in the first two attempts, where the body closes over what is to be brought
-            home before the ticks.
+          _Abandoned: in the first two attempts, if the body uses tensors that are not at home.
         """
         schedule, scope = self.stages.schedule, self.scope
         last_stage = self.stages.number == schedule.stages - 1
@@ -182,134 +178,50 @@ class _Pipe:
             here, passing, rows = (uncarried(tree) for tree in state)
             item = number - self.stages.number
             which, in_round = schedule.microbatch_of(item), schedule.round_of(item)
-            real = (item >= 0) & (item < schedule.items) & (which < self.count)
-            which, in_round = jnp.clip(which, 0, self.count - 1), jnp.where(real, in_round, 0)
-            fresh = self._taken(self._not_yet(carry, rows), which, self.count)
+            real = (item >= 0) & (item < schedule.items) & (which < self.rows.count)
+            which, in_round = jnp.clip(which, 0, self.rows.count - 1), jnp.where(real, in_round, 0)
+            fresh = self.rows.taken(self.rows.left(carry, rows), which, self.rows.count)
             enters = (self.stages.number == 0) & (in_round == 0)
-            with scope.taking_turns(self.cut, self._turn(which)):
-                given = _choose(enters | ~real, each(self._value, fresh), here)
-                made, ys = self._chunk(given, xs, in_round, number)
-                op = scope.recorder.begin("hand_on", *_dims(made))
-                handed = self.stages.hand_on(carried(made), op)
-                made = each(self._at_home, made)
+            with scope.taking_turns(self.rows.cut, self._turn(which)):
+                given = choose(enters | ~real, each(self._value, fresh), here)
+                after, ys = self._chunk(given, xs, in_round, number)
+                op = scope.recorder.begin("hand_on", *dims_of(after))
+                handed = self.stages.hand_on(carried(after), op)
+                after = each(self.rows.at_home, after)
                 if self._learns and self._closures.away:
                     raise _Abandoned
                 done = last_stage & real & (in_round == schedule.rounds - 1)
-                result = _choose(done, made, fresh)
+                result = choose(done, after, fresh)
                 if schedule.hands_out:
-                    rows, passing = self._handed_out(rows, number, result, made, here, passing)
+                    rows, passing = self.rows.handed_out(rows, number, result, after, here, passing)
                 else:
-                    rows = self._put(rows, result, which)
+                    rows = self.rows.put(rows, result, which)
             return (handed, carried(passing), carried(rows)), carried(ys)
 
         first = jnp.int32(0)
-        with scope.taking_turns(self.cut, self._turn(first)):
-            start = each(self._value, self._taken(carry, first, self.count))
-            start = jax.tree.map(_constant, carried(start))
+        with scope.taking_turns(self.rows.cut, self._turn(first)):
+            start = each(self._value, self.rows.taken(carry, first, self.rows.count))
+            start = jax.tree.map(constant, carried(start))
         passing = start if schedule.hands_out and schedule.stages > 2 else ()
         with scope.recorder.repeated("ticks", schedule.ticks):
             ticks = jnp.arange(schedule.ticks, dtype=jnp.int32)
-            begin = (start, passing, carried(self._rows(carry)))
-            (_, _, made), ys = lax.scan(tick, begin, ticks)
+            begin = (start, passing, carried(self.rows.for_results(carry)))
+            (_, _, rows), ys = lax.scan(tick, begin, ticks)
         leaves, tree = jax.tree.flatten(uncarried(ys), is_leaf=is_tensor)
         ys = [self._collected(y, is_sum) for y, is_sum in zip(leaves, self.summed, strict=True)]
-        return uncarried(made), jax.tree.unflatten(tree, ys)
+        return uncarried(rows), jax.tree.unflatten(tree, ys)
 
     def _turn(self, which) -> Turn:
-        return Turn(which, self.count, {self.cut.dim: self.home}, self._closures)
-
-    def _at(self, x) -> int | None:
-        """The position of the dim of microbatches; None where `x` has none."""
-        dims = x.dims if is_tensor(x) else ()
-        return next((i for i, d in enumerate(dims) if d.name == self.cut.dim), None)
-
-    def _rows(self, carry):
-        """Where results are put: the rows of a device, or the share of them that a stage will have.
-
-        What is there in the beginning is real, and nobody looks at it.
-        """
-        if not self.stages.schedule.hands_out:
-            return carry
-
-        def share(x):
-            if (at := self._at(x)) is None:
-                return x
-            size = x.stored.shape[at] // self.stages.schedule.stages
-            return x.replace(array=_constant(lax.slice_in_dim(x.stored, 0, size, axis=at)))
-
-        return each(share, carry)
-
-    def _not_yet(self, carry, rows):
-        """What microbatches are cut from: the carry, of which `rows` may have become results."""
-        if not self.stages.schedule.hands_out:
-            return rows
-        return each(lambda x, row: row if self._at(x) is None else x, carry, rows)
-
-    def _handed_out(self, rows, tick, result, made, here, passing):
-        """`rows` with the result that arrives at this stage, and what is on its way to others.
-
-        Args:
-          result: what the last stage has made of leaves without microbatches.
-          made: what this stage has made.
-          here: what the stage before has made at the last tick; stage 0 has it from the last one.
-          passing: results on their way from stage 0.
-        """
-        stages, schedule = self.stages, self.stages.schedule
-        if schedule.stages > 2:
-            here = _choose(stages.number == 0, here, passing)
-            op = self.scope.recorder.begin("hand_out", *_dims(here))
-            passing = uncarried(stages.hand_out(carried(here), op))
-        place, arrives = schedule.arrives(stages.number, tick)
-        arrived = _choose(stages.number == schedule.stages - 1, made, here)
-        arrived = _choose(arrives, arrived, self._taken(rows, place, schedule.share))
-        put = lambda x, mine, of_all: of_all if self._at(x) is None else mine
-        return self._put(rows, each(put, rows, arrived, result), place), passing
-
-    def _taken(self, rows, which, count: int):
-        """One of `count` microbatches of all rows of a device."""
-
-        def taken(x):
-            if (at := self._at(x)) is None:
-                return x
-            size, axes = x.stored.shape[at] // count, list(x.placement.axes)
-            axes[at] = (*axes[at], self.cut.axis)
-            array = lax.dynamic_slice_in_dim(x.stored, which * size, size, at)
-            return x.replace(array=array, placement=x.placement._replace(axes=tuple(axes)))
-
-        return each(taken, rows)
-
-    def _at_home(self, x):
-        """A microbatch in the split in which it was cut from the rows."""
-        if (at := self._at(x)) is None or x.placement.axes[at] == (*self.home, self.cut.axis):
-            return x
-        split = list(x.placement.axes)
-        split[at] = (*self.home, self.cut.axis)
-        begin = lambda: self.scope.recorder.begin("settle", x.dims, tuple(split))
-        why = lambda _: str(self.stages.rule)
-        return resharding.reshard(x, tuple(split), self.scope, begin, why)
-
-    def _put(self, rows, microbatch, which):
-        """`rows` with one microbatch in its place."""
-
-        def put(x, new):
-            if not is_tensor(x):
-                return new
-            array, at = new.stored, self._at(x)
-            if at is not None:
-                start = which * array.shape[at]
-                array = lax.dynamic_update_slice_in_dim(x.stored, array, start, at)
-            return x.replace(array=array)
-
-        return each(put, rows, microbatch)
+        return Turn(which, self.rows.count, {self.rows.cut.dim: self.rows.home}, self._closures)
 
     def _chunk(self, given, xs, in_round, number):
-        """The carry after the elements of a stage, in one round, and the results of each.
+        """The carry after this stage's elements of one round, and the results of these elements.
 
         Args:
-          number: of the tick.
+          number: the number of the tick.
         """
         stages, rounds = self.stages, self.stages.schedule.rounds
-        inner: list = []  # the policies of what is recomputed within
+        inner: list = []  # the policies of `md.checkpoint` within the body
 
         def work(given, in_round, number):
             chunk = carried(each(lambda x: gathered_at(number, x, self.scope), xs))
@@ -331,7 +243,7 @@ class _Pipe:
 
     def _body(self, given, both):
         number, x = both
-        named = lambda a: ad_checkpoint.checkpoint_name(a, CARRY) if _is_float(a) else a
+        named = lambda a: ad_checkpoint.checkpoint_name(a, CARRY) if is_float(a) else a
         if self.recomputed:
             given = jax.tree.map(named, given)
         before = uncarried(given)
@@ -339,9 +251,9 @@ class _Pipe:
         after, y = two_results(self.name, result, self.scope)
         after = matching(self.name, each(self._value, after), before)
         if self.stages.padded:
-            after = _choose(number < self.stages.dim.size, after, before)
+            after = choose(number < self.stages.dim.size, after, before)
         leaves, tree = jax.tree.flatten(y, is_leaf=is_tensor)
-        self.summed = [is_tensor(t) and self.cut.axis in t.pending for t in leaves]
+        self.summed = [is_tensor(t) and self.rows.cut.axis in t.pending for t in leaves]
         ys = jax.tree.unflatten(tree, [self._result(t) for t in leaves])
         return carried(after), carried(ys)
 
@@ -351,21 +263,25 @@ class _Pipe:
         return collectives.vary(jnp.asarray(x), self.scope.in_mesh_order(self.scope.spent))
 
     def _result(self, y):
-        """A result of the body, settled but for the sum over microbatches."""
+        """A result of the body, settled; only a sum over microbatches is left to take."""
         if not is_tensor(y):
             return self._value(y)
         if y.placement is not None:
-            pending = tuple(a for a in y.pending if a != self.cut.axis)
+            pending = tuple(a for a in y.pending if a != self.rows.cut.axis)
             y = y.replace(placement=y.placement._replace(pending=pending))
         return fixed(y, self.scope)
 
     def _collected(self, y, is_sum: bool):
-        """A result of all ticks as one of all elements of this stage, and of all rows."""
-        stages, schedule, at = self.stages, self.stages.schedule, self._at(y)
+        """A result of all ticks as a result of this stage's elements, for all rows.
+
+        Args:
+          is_sum: whether the microbatches are to be added up.
+        """
+        stages, schedule, at = self.stages, self.stages.schedule, self.rows.at(y)
         array = y.stored if is_tensor(y) else y
-        array = lax.dynamic_slice_in_dim(array, stages.number, schedule.items)  # those that count
+        array = lax.dynamic_slice_in_dim(array, stages.number, schedule.items)  # without idle ticks
         items = [
-            [schedule.item_of(which, in_round) for which in range(self.count)]
+            [schedule.item_of(which, in_round) for which in range(self.rows.count)]
             for in_round in range(schedule.rounds)
         ]
         in_order = items == [list(range(schedule.items))]
@@ -381,7 +297,7 @@ class _Pipe:
         if not is_tensor(y):
             return stages.gathered(array)
         dims = distinct((stages.dim, *y.dims), self.name)
-        left = [tuple(a for a in axes if a != self.cut.axis) for axes in y.placement.axes]
+        left = [tuple(a for a in axes if a != self.rows.cut.axis) for axes in y.placement.axes]
         placement = y.placement._replace(axes=(stages.axes, *left))
         return Tensor(array, dims, y.role, placement)
 
@@ -389,8 +305,8 @@ class _Pipe:
 def _of_last(x, stages: Stages, scope: Scope, rule: Rule):
     """A leaf of the carry as it leaves the pipeline.
 
-    It is what the last stage has of it, a sum that is pending over the stages, unless each stage
-    has its share already.
+    If results are handed out, each stage has its share of the rows. Otherwise only the last stage
+    has the result, which is then a sum that is pending over the stages.
     """
     assert rule.microbatches is not None
     at = [i for i, d in enumerate(x.dims) if d.name == rule.microbatches[0]] if is_tensor(x) else []
@@ -403,23 +319,3 @@ def _of_last(x, stages: Stages, scope: Scope, rule: Rule):
     reasons = tuple((axis, str(stages.rule)) for axis in pending)
     placement = x.placement._replace(pending=pending, reasons=reasons)
     return x.replace(array=stages.of_last(x.stored), placement=placement)
-
-
-def _choose(condition, chosen, other):
-    """`chosen` where the condition holds, else `other`: trees of Tensors and arrays alike."""
-    where = lambda a, b: jnp.where(condition, a, b)
-    return uncarried(jax.tree.map(where, carried(chosen), carried(other)))
-
-
-def _dims(tree):
-    """The dims of the first Tensor of a tree, and the axes that split them."""
-    first = next(x for x in leaves_of(tree) if is_tensor(x))
-    return first.dims, first.placement.axes
-
-
-def _is_float(array) -> bool:
-    return jnp.issubdtype(array.dtype, jnp.inexact)
-
-
-def _constant(array):
-    return lax.stop_gradient(array) if _is_float(array) else array

@@ -1,4 +1,4 @@
-"""What a tick of a pipeline keeps for the backward pass, and what it makes again there."""
+"""What a tick of a pipeline keeps for the backward pass, and what the backward pass recomputes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from jax import lax
 from meshdsl.lowering.scope import Scope, copy_of
 from meshdsl.tensor import is_tensor
 
-CARRY = "pipeline carry"  # what each element of a chunk gets, kept for the backward pass
+CARRY = "pipeline carry"  # the name of the carries within a chunk, which are kept
 
 
 def is_gathered(x, scope: Scope) -> bool:
-    """Whether what uses a leaf of `xs` gathers it, because it is split further at rest."""
+    """Whether the ops that use a leaf of `xs` gather it, because it is split further at rest."""
     if not is_tensor(x) or x.placement is None or copy_of(x) is not None:
         return False
     by_rules = scope.split(x.dims[1:])
@@ -22,9 +22,9 @@ def is_gathered(x, scope: Scope) -> bool:
 def gathered_at(tick, x, scope: Scope):
     """A leaf of `xs` for one tick.
 
-    Where it is gathered, it depends on the number of the tick, as far as JAX can see. Otherwise JAX
-    would take the gathers of all layers out of the loop of ticks, and hold their results until the
-    last one.
+    If the leaf is gathered, it is made to depend on the number of the tick, as far as JAX can see.
+    Otherwise JAX would take the gathers of all layers out of the loop of ticks, and hold their
+    results until the last tick.
     """
     return x.replace(array=_at(tick, x.stored)) if is_gathered(x, scope) else x
 
@@ -39,7 +39,7 @@ def _at_jvp(primals, tangents):
     return _at(*primals), tangents[1]
 
 
-# What leads from the parameters of a stage to those of a tick, and on to those that a layer uses.
+# The operations by which a tick gets its parameters from those of the stage, and a layer its own.
 _OF_A_TICK = frozenset(["dynamic_slice", "optimization_barrier", "pcast", "pvary"])
 _OF_A_LAYER = frozenset(
     ["convert_element_type", "all_gather", "linear_call", "reshape", "transpose"]
@@ -47,13 +47,13 @@ _OF_A_LAYER = frozenset(
 
 
 def kept(inner: list):
-    """What to keep for the backward pass of a chunk that each tick takes of the parameters anew.
+    """The policy of a recomputed chunk: which values are kept for the backward pass of a tick.
 
-    It is taken again, because otherwise each tick would keep the parameters that it works with.
-    What functions inside keep is kept.
+    The parameters of the tick are not kept but taken from the stage's again: otherwise each tick
+    would keep its own. Values that a policy of `md.checkpoint` inside of the chunk keeps are kept.
 
     Args:
-      inner: the policies of functions inside that are recomputed; known after tracing.
+      inner: the policies inside of the chunk, which are known after tracing.
     """
 
     def policy(primitive, *avals, **params):

@@ -6,6 +6,7 @@ A split dim costs the halo of its windows, as in `conv`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import jax.numpy as jnp
@@ -29,8 +30,9 @@ NOTHING: Mapping = MappingProxyType({})
 def _pool_example(pool: Callable, draw: Draw) -> Case:
     a, b, c = draw.dims("a", "b", "c")
     window = {b: draw.integer(1, max(1, b.size))}
-    how = {"stride": draw.pick(1, 2, 3), "padding": draw.pick("SAME", "VALID"), "into": {b: "v"}}
-    return Case(lambda x: pool(x, window, **how), (draw.tensor(a, b, c),), (b,))
+    stride, padding = draw.pick(1, 2, 3), draw.pick("SAME", "VALID")
+    call = lambda x: pool(x, window, stride=stride, padding=padding, into={b: "v"})
+    return Case(call, (draw.tensor(a, b, c),), (b,))
 
 
 _declare_pool = op(
@@ -68,8 +70,8 @@ def max_pool(
     inexact = jnp.issubdtype(x.dtype, jnp.inexact)
     lowest = np.array(-np.inf if inexact else x.dtype != bool and jnp.iinfo(x.dtype).min, x.dtype)
 
-    def local(_, array, slid, how):
-        return lax.reduce_window(array, lowest, lax.max, **how)
+    def local(_, array, slid, reduce: Callable):
+        return reduce(array, lowest, lax.max)
 
     return _pool("max_pool", x, window, stride, padding, into, local, lowest)
 
@@ -89,11 +91,9 @@ def mean_pool(
     `max_pool`.
     """
 
-    def local(loop: DeviceLoop, array, slid: dict[int, Window], how):
+    def local(loop: DeviceLoop, array, slid: dict[int, Window], reduce: Callable):
         dtype = array.dtype
-        total = lax.reduce_window(
-            array.astype(jnp.promote_types(dtype, jnp.float32)), 0.0, lax.add, **how
-        )
+        total = reduce(array.astype(jnp.promote_types(dtype, jnp.float32)), 0.0, lax.add)
         for i, w in slid.items():
             total = total / laid_along(_counts(loop, w), i, array.ndim)
         return total.astype(dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32)
@@ -116,9 +116,9 @@ def _pool(name: str, x: Tensor, window, stride, padding, into, local: Callable, 
     """An op that reduces each window.
 
     Args:
-      local: reduces the windows of this device, of `(loop, array, windows by position, how)`, where
-        `how` are the arguments of `lax.reduce_window`.
-      fill: what padding holds.
+      local: reduces the windows of this device. It is called with the loop, the array, the windows
+        by their positions, and `lax.reduce_window` for these windows.
+      fill: the elements of padding.
       The others: as in `max_pool`.
     """
     sizes = by_dim(f"{name}, window", window, x.dims)
@@ -140,10 +140,21 @@ def _pool(name: str, x: Tensor, window, stride, padding, into, local: Callable, 
         for i, w in slid.items():
             array, pads[i] = w.fetch(loop, array, i, fill)
         each = lambda what: [getattr(slid[i], what) if i in slid else 1 for i in range(array.ndim)]
-        how = {"window_dimensions": each("taps"), "window_strides": each("stride"), "padding": pads}
-        return local(loop, array, slid, how)
+        reduce = partial(
+            lax.reduce_window,
+            window_dimensions=each("taps"),
+            window_strides=each("stride"),
+            padding=pads,
+        )
+        return local(loop, array, slid, reduce)
 
-    carried = {w.out: w.dim for w in slid.values() if w.out != w.dim}
-    along = tuple(w.dim for w in slid.values())
-    how = {"in_order": along, "same_split": tuple(carried.items()), "fill": fill}
-    return apply_op(name, pool, (x,), loop=x.dims, out=out, **how)
+    return apply_op(
+        name,
+        pool,
+        (x,),
+        loop=x.dims,
+        out=out,
+        in_order=tuple(w.dim for w in slid.values()),
+        same_split=tuple((w.out, w.dim) for w in slid.values() if w.out != w.dim),
+        fill=fill,
+    )

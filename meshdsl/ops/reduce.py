@@ -1,8 +1,8 @@
-"""Reductions over named dims, and what is built from them.
+"""Reductions over named dims.
 
-A sum over a split dim leaves a pending sum. The others reduce what the device has, then combine
-the small results: by `pmax` or `pmin`, and for a product by a gather. The padding of an uneven
-dim holds what leaves the result as it is, such as 1 for a product.
+A sum over a split dim leaves a pending sum. The other reductions reduce the part of each device,
+and then combine the small results: by `pmax` or `pmin`, and for a product by a gather. The padding
+of a dim holds an element that does not change the result, such as 1 for a product.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
@@ -22,7 +20,6 @@ from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.ops import component
-from meshdsl.ops.arrays import chosen
 from meshdsl.ops.comparison import (
     bounds,
     check_real,
@@ -41,24 +38,30 @@ from meshdsl.tensor import Tensor
 Which = Dim | str | tuple[Dim | str, ...] | None
 
 
-def _reduce(name: str, x: Tensor, dims: Which, local: Callable, **how) -> Tensor:
+def reduced(
+    name: str, x: Tensor, dims: Which, local: Callable, *, in_order: Dims = (), **options
+) -> Tensor:
     """An op that reduces `dims`.
 
     Args:
-      local: of `(loop, array, positions, dims)`; reduces `dims`, which the array has at
-        `positions`.
-      how: other arguments of `apply_op`; by default the order of the parts does not matter.
+      local: called with the loop, the array, the positions of `dims` in it, and `dims`.
+      options: other arguments of `apply_op`; by default the order of the parts does not matter.
     """
-    stated: dict[str, Any] = {"in_order": ()} | how
     dims = dim_algebra.find_all(name, x.dims, dims)
     positions = tuple(x.dims.index(d) for d in dims)
     out = dim_algebra.without(x.dims, dims)
     return apply_op(
-        name, lambda at, a: local(at, a, positions, dims), (x,), loop=x.dims, out=out, **stated
+        name,
+        lambda at, a: local(at, a, positions, dims),
+        (x,),
+        loop=x.dims,
+        out=out,
+        in_order=in_order,
+        **options,
     )
 
 
-def _over(call: Callable = lambda fn, x, dims: fn(x, dims), *, low: int = 1) -> Example:
+def along_some(call: Callable = lambda fn, x, dims: fn(x, dims), *, low: int = 1) -> Example:
     """`call(op, x, dims)`, for one dim of two, or for both. Their sizes are at least `low`."""
 
     def example(fn: Callable, draw: Draw) -> Case:
@@ -72,7 +75,7 @@ def _over(call: Callable = lambda fn, x, dims: fn(x, dims), *, low: int = 1) -> 
 @op(
     computes="the same of its part",
     mesh_tensorflow="ReduceOperation",
-    example=_over(),
+    example=along_some(),
     result="reduces",
 )
 def sum(x: Tensor, dims: Which = None) -> Tensor:
@@ -83,13 +86,13 @@ def sum(x: Tensor, dims: Which = None) -> Tensor:
     # Small integers are added up in larger ones, and wrap around only once the sum is taken.
     small = x.dtype.itemsize < jax.dtypes.canonicalize_dtype(int).itemsize
     linear = jnp.issubdtype(x.dtype, jnp.inexact) or not small
-    return _reduce("sum", x, dims, lambda _, a, at, __: jnp.sum(a, at), linear=linear)
+    return reduced("sum", x, dims, lambda _, a, at, __: jnp.sum(a, at), linear=linear)
 
 
 @op(
     computes="the sum of its part, over the number of all",
     mesh_tensorflow="ReduceOperation",
-    example=_over(),
+    example=along_some(),
     result="reduces",
 )
 def mean(x: Tensor, dims: Which = None) -> Tensor:
@@ -100,15 +103,15 @@ def mean(x: Tensor, dims: Which = None) -> Tensor:
     def local(_, a, at, __):
         # Divided before it is cast: the total may be too large for float16.
         total = jnp.sum(a, at, dtype=jnp.promote_types(a.dtype, jnp.float32))
-        return (total / count).astype(_float(a.dtype))
+        return (total / count).astype(float_of(a.dtype))
 
-    return _reduce("mean", x, dims, local, linear=jnp.issubdtype(x.dtype, jnp.inexact))
+    return reduced("mean", x, dims, local, linear=jnp.issubdtype(x.dtype, jnp.inexact))
 
 
 @op(
     computes="the mean, then squared distances from it: sums of its part",
     moves=("psum",),
-    example=_over(lambda var, x, dims: var(x, dims, ddof=1), low=2),
+    example=along_some(lambda var, x, dims: var(x, dims, ddof=1), low=2),
     result="reduces",
 )
 def var(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
@@ -130,7 +133,7 @@ def var(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
 @op(
     computes="the root of `var`",
     moves=("psum",),
-    example=_over(low=2),
+    example=along_some(low=2),
     result="reduces",
 )
 def std(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
@@ -140,7 +143,7 @@ def std(x: Tensor, dims: Which = None, *, ddof: int = 0) -> Tensor:
 
 @op(
     computes="the sum of squares of its part; the root of what they come to",
-    example=_over(),
+    example=along_some(),
     result="reduces",
 )
 def norm(x: Tensor, dims: Which = None) -> Tensor:
@@ -151,7 +154,7 @@ def norm(x: Tensor, dims: Which = None) -> Tensor:
 
 @op(
     computes="the same of its part",
-    example=_over(),
+    example=along_some(),
     result="reduces",
     gradients=False,
 )
@@ -160,7 +163,7 @@ def count_nonzero(x: Tensor, dims: Which = None) -> Tensor:
     return sum(x != 0, dims)
 
 
-def _float(dtype):
+def float_of(dtype):
     """The dtype itself where it is one of floating-point or complex numbers, else float32."""
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32
 
@@ -199,7 +202,7 @@ _declare_extremum = op(
     computes="the same of its part",
     moves=("pmax",),
     mesh_tensorflow="ReduceOperation; gives each of equal elements the whole gradient",
-    example=_over(),
+    example=along_some(),
     result="reduces",
 )
 
@@ -233,14 +236,14 @@ def min(x: Tensor, dims: Which = None) -> Tensor:
 def _chosen(name: str, x: Tensor, dims: Which, sign: int) -> Tensor:
     check_some(name, x, dim_algebra.find_all(name, x.dims, dims))
     local = lambda loop, a, at, dims: _extremum(sign, loop, at, dims, a)
-    return _reduce(name, x, dims, local, sums=False, fill=bounds(x.dtype)[sign < 0])
+    return reduced(name, x, dims, local, sums=False, fill=bounds(x.dtype)[sign < 0])
 
 
 @op(
     computes="the same of its part; the product of those of all parts, which are gathered",
     moves=("all_gather",),
     mesh_tensorflow="ReduceOperation; no gradient",
-    example=_over(),
+    example=along_some(),
     result="reduces",
 )
 def prod(x: Tensor, dims: Which = None) -> Tensor:
@@ -251,35 +254,35 @@ def prod(x: Tensor, dims: Which = None) -> Tensor:
     local = lambda loop, a, at, dims: jnp.prod(
         loop.gather(jnp.prod(a, at), dims, in_order=False), 0
     )
-    return _reduce("prod", x, dims, local, sums=False, fill=1)
+    return reduced("prod", x, dims, local, sums=False, fill=1)
 
 
 @op(
     computes="the same of its part",
     moves=("pmax",),
     mesh_tensorflow="ReduceOperation",
-    example=_over(lambda any, x, dims: any(x > 0.5, dims)),
+    example=along_some(lambda any, x, dims: any(x > 0.5, dims)),
     result="reduces",
     gradients=False,
 )
 def any(x: Tensor, dims: Which = None) -> Tensor:
     """Whether any element over `dims` (default: all of them) is true."""
     local = lambda loop, a, at, dims: loop.pmax(jnp.any(a, at).astype(jnp.int32), dims) > 0
-    return _reduce("any", x, dims, local, sums=False)
+    return reduced("any", x, dims, local, sums=False)
 
 
 @op(
     computes="the same of its part",
     moves=("pmin",),
     mesh_tensorflow="ReduceOperation",
-    example=_over(lambda all, x, dims: all(x > -0.5, dims)),
+    example=along_some(lambda all, x, dims: all(x > -0.5, dims)),
     result="reduces",
     gradients=False,
 )
 def all(x: Tensor, dims: Which = None) -> Tensor:
     """Whether all elements over `dims` (default: all of them) are true."""
     local = lambda loop, a, at, dims: loop.pmin(jnp.all(a, at).astype(jnp.int32), dims) > 0
-    return _reduce("all", x, dims, local, sums=False, fill=1)
+    return reduced("all", x, dims, local, sums=False, fill=1)
 
 
 def _arg(name: str, x: Tensor, dim: Dim | str, sign: int) -> Tensor:
@@ -304,7 +307,7 @@ def _arg(name: str, x: Tensor, dim: Dim | str, sign: int) -> Tensor:
     check_some(name, x, along)
     check_real(name, x)
     fill = bounds(x.dtype)[sign < 0]
-    return _reduce(name, x, along, local, in_order=along, sums=False, fill=fill)
+    return reduced(name, x, along, local, in_order=along, sums=False, fill=fill)
 
 
 @op(
@@ -338,90 +341,3 @@ def argmin(x: Tensor, dim: Dim | str) -> Tensor:
       MeshDSLError: there is no element along `dim`, or `x` is complex.
     """
     return _arg("argmin", x, dim, -1)
-
-
-def _shifted_exp(loop: DeviceLoop, a, at, dims, *, varies: bool):
-    """`exp(a - max)`, its sum and the max over dims that may be split.
-
-    The sum and the max keep the reduced dims, with one element.
-
-    Args:
-      varies: whether the sum has the type of something that differs between devices.
-    """
-    real = jax.lax.stop_gradient(a).real
-    start = -jnp.inf if 0 in a.shape else None  # what the maximum of nothing is
-    top = loop.pmax(jnp.max(real, at, keepdims=True, initial=start), dims)
-    top = chosen(lax.is_finite(top), top, 0)
-    e = jnp.exp(a - top)
-    return e, loop.psum(jnp.sum(e, at, keepdims=True), dims, varies=varies), top
-
-
-@op(
-    computes="the sum of exponentials of its part, less the maximum of all",
-    moves=("pmax", "psum"),
-    mesh_tensorflow="ReduceOperation",
-    example=_over(),
-    result="reduces",
-)
-def logsumexp(x: Tensor, dims: Which = None) -> Tensor:
-    """`log(sum(exp(x)))` over `dims` (default: all of them), without overflow."""
-
-    def local(loop, a, at, dims):
-        _, total, top = _shifted_exp(loop, a, at, dims, varies=False)
-        return jnp.squeeze(jnp.log(total) + top, at)
-
-    return _reduce(
-        "logsumexp", component.cast(x, _float(x.dtype)), dims, local, sums=False, fill=-jnp.inf
-    )
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _softmax(loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
-    e, total, _ = _shifted_exp(loop, a, at, dims, varies=True)
-    return e / total
-
-
-@_softmax.defjvp
-def _softmax_jvp(loop, at, dims, primals, tangents):
-    """By the result alone, so that the backward pass has to keep nothing else."""
-    (a,), (tangent,) = primals, tangents
-    y = _softmax(loop, at, dims, a)
-    return y, y * (tangent - loop.psum(jnp.sum(y * tangent, at, keepdims=True), dims, varies=True))
-
-
-def _log_softmax(loop: DeviceLoop, at: tuple[int, ...], dims: Dims, a):
-    _, total, top = _shifted_exp(loop, a, at, dims, varies=True)
-    return a - top - jnp.log(total)
-
-
-def _normalised(name: str, fn: Callable, x: Tensor, dims: Which) -> Tensor:
-    """An op that keeps the dims of `x`, by a local `fn(loop, positions, dims, array)`."""
-    dims = dim_algebra.find_all(name, x.dims, dims)
-    at = tuple(x.dims.index(d) for d in dims)
-    x = component.cast(x, _float(x.dtype))
-    local = lambda loop, a: fn(loop, at, dims, a)
-    return component.apply_alike(name, local, x, in_order=(), fill=-jnp.inf)
-
-
-@op(
-    computes="exponentials of its part, less the maximum of all, over the sum of all",
-    moves=("pmax", "psum"),
-    mesh_tensorflow="ReduceOperation",
-    example=_over(),
-    result="same",
-)
-def softmax(x: Tensor, dims: Which) -> Tensor:
-    """`exp(x)` divided by its sum over `dims`."""
-    return _normalised("softmax", _softmax, x, dims)
-
-
-@op(
-    computes="its part, less the maximum and the logarithm of the sum of all",
-    moves=("pmax", "psum"),
-    mesh_tensorflow="ReduceOperation",
-    example=_over(),
-    result="same",
-)
-def log_softmax(x: Tensor, dims: Which) -> Tensor:
-    """The logarithm of `softmax`."""
-    return _normalised("log_softmax", _log_softmax, x, dims)

@@ -1,8 +1,8 @@
 """routed: each element through the functions that an index chooses, as a mixture of experts does.
 
-Each device brings the rows of its own experts together by a sort, gives them to the function in one
-piece, and puts the results back. No row is dropped, and no product is with the matrix of an expert
-that was not chosen.
+Each device sorts rows by their experts, calls the function once for the rows of all of its own
+experts, and puts the results back in the order of the rows. No row is dropped, and no row is
+multiplied with the matrix of an expert that it has not chosen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.lowering.moves.move import ByParts
-from meshdsl.ops.arrays import axes_of, in_order
+from meshdsl.ops.arrays import in_order
 from meshdsl.ops.checks import check_indices, one_of
 from meshdsl.ops.component import as_tensor
 from meshdsl.ops.declare import Case, Draw, op
@@ -55,7 +55,7 @@ def _routed_example(routed: Callable, draw: Draw) -> Case:
 
 
 class Groups:
-    """Rows in the order of their experts, for the function that `md.routed` is given."""
+    """Rows in the order of their experts, as the function of `md.routed` gets them."""
 
     def __init__(self, way: Way, starts, of_rows):
         self._way, self._starts, self._of_rows = way, starts, of_rows
@@ -158,7 +158,7 @@ def routed(
     order = (*tokens, *choices)
 
     def local(at: DeviceLoop, x_, ids_, weights_, *arrays):
-        axes = axes_of((x_, ids_, weights_, arrays))
+        axes = collectives.varying_in((x_, ids_, weights_, arrays))
         last = jnp.moveaxis(x_, x.dims.index(features), -1)
         rows = last.reshape(math.prod(last.shape[:-1]), features.size)
         ids_ = in_order(ids_, ids.dims, order).astype(jnp.int32)
@@ -232,10 +232,10 @@ def _features(name: str, x, ids, weights, parameters, experts: Dim) -> Dim:
 def _way(
     at: DeviceLoop, experts: Dim, used: float, wanted: str | None, name: str, arrays, rows
 ) -> Way:
-    """How products are computed here; it is written down for the record.
+    """How `groups.dot` computes its products on this device; also written down in the record.
 
     Args:
-      used: which part of the rows are of experts here, if all have the same load.
+      used: the share of the rows that are of this device's experts, if all have the same load.
     """
     on_tpu = at.platform == "tpu"
     lacks = megablox_lacks(rows, [a for a in arrays if a.ndim == 3])
@@ -252,12 +252,12 @@ def _way(
 
 
 def _by_expert(fn: Callable, implement, x, ids, weights, parameters, experts: int, name: str):
-    """The weighted sum, for each row of `x`, of what its experts here give.
+    """For each row of `x` the weighted sum of the results of its experts on this device.
 
     Args:
-      ids: the numbers of experts, counted from the first one here; [rows, choices].
+      ids: the numbers of experts, counted from this device's first one; [rows, choices].
       weights: [rows, choices].
-      experts: how many are here.
+      experts: how many experts this device has.
     """
     count, choices = ids.shape
     if not ids.size or not experts:
@@ -273,13 +273,13 @@ def _by_expert(fn: Callable, implement, x, ids, weights, parameters, experts: in
 
     rows = jnp.where(inside, looked_up(x, order // choices, back.reshape(count, choices)), 0)
     groups = Groups(implement(rows), starts, of_rows)
-    made = fn(groups, rows, *parameters)
-    if jnp.shape(made) != rows.shape:
+    result = fn(groups, rows, *parameters)
+    if jnp.shape(result) != rows.shape:
         raise MeshDSLError(
-            f"{name}: the function gives an array of shape {jnp.shape(made)} for rows of "
+            f"{name}: the function gives an array of shape {jnp.shape(result)} for rows of "
             f"{rows.shape}"
         )
-    made = looked_up(jnp.where(inside, made, 0), back, order[:, None])
-    wide = jnp.promote_types(made.dtype, jnp.float32)
-    made = made.reshape(count, choices, -1).astype(wide)
-    return jnp.sum(made * weights.astype(wide)[..., None], axis=1).astype(x.dtype)
+    result = looked_up(jnp.where(inside, result, 0), back, order[:, None])
+    wide = jnp.promote_types(result.dtype, jnp.float32)
+    result = result.reshape(count, choices, -1).astype(wide)
+    return jnp.sum(result * weights.astype(wide)[..., None], axis=1).astype(x.dtype)

@@ -1,13 +1,15 @@
 """Rows that travel to the devices that have their experts, and back; see `md.routed`.
 
-Where a rule with `move = "exchange"` splits the experts, a device keeps the elements that it has.
-It sends each of its rows to the device with the row's expert, which sends back what the expert
-makes of it. A device has room for somewhat more rows to each other device than there would be if
-all experts had the same load. What finds no room goes in a second round, and so on: nothing is
-dropped, and a load that is unequal costs time and no memory.
+Where a rule with `move = "exchange"` splits the experts, elements stay on their devices. For each
+*choice*, a row and one of its experts, a device sends the row to the device that has the expert,
+which sends the expert's result back.
 
-The backward pass makes the same rounds, and computes again what the experts have made. So all that
-is kept for it is what went in.
+This happens in rounds. In each round a device can send to each device somewhat more rows than
+there would be if all experts had the same load. Choices beyond this *room* wait for the next round.
+So no choice is dropped, and an unequal load costs time but no memory.
+
+The backward pass goes through the same rounds, and computes the results of the experts again. So
+only the operands are kept for it.
 """
 
 from __future__ import annotations
@@ -26,26 +28,27 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives
 from meshdsl.lowering.moves.exchange import Visited
 
-ROOM = 1.25  # times the rows to a device that there would be if all experts had the same load
-_ROWS = 8  # the room is a multiple of it, as a TPU has arrays in tiles of so many rows
+ROOM = 1.25  # the room, as a multiple of the rows to a device if all experts had the same load
+_ROWS = 8  # the room is a multiple of 8 rows, because a TPU has arrays in tiles of 8 rows
 
 
 def room_of(choices: int, parts: int) -> int:
-    """How many of a device's `choices` have room in one round, to each of the devices."""
+    """How many of a device's `choices` can go to each of the devices in one round."""
     fair = math.ceil(ROOM * choices / parts)
     return max(1, min(-(-fair // _ROWS) * _ROWS, choices))
 
 
 class Places(NamedTuple):
-    """Where each choice goes, and in which round.
+    """To which device each choice of this device goes, and when.
 
     Attributes:
-      to: the number of the device that has its expert; one beyond the last for none.
-      rank: its number among those that go to the same device.
-      order: the numbers of the choices, those to the first device first.
-      starts: where those to each device begin in `order`, and where the last ones end.
-      local: the number of its expert among those of the device.
-      rounds: how many rounds it takes until all devices have sent all; the same everywhere.
+      to: for each choice the number of the device that has its expert; how many devices there are,
+        if the choice has no expert.
+      rank: for each choice its number among the choices that go to the same device.
+      order: the numbers of all choices, sorted by the devices to which they go.
+      starts: where in `order` the choices to each device begin; and at last, where all end.
+      local: for each choice the number of its expert among the experts of that device.
+      rounds: how many rounds there are until every device has sent all its choices; equal on all.
     """
 
     to: jax.Array
@@ -67,18 +70,18 @@ def by_exchange(
     experts: int,
     axes: frozenset[str],
 ):
-    """The weighted sum, for each of `rows`, of what its experts give, wherever these are.
+    """For each of `rows` the weighted sum of its experts' results, on whatever devices these are.
 
     Args:
       name: what errors call the op.
-      parts: those of the experts.
-      run: called with rows, for each the number of its expert among those here, [rows, 1], and its
-        weight, [rows, 1], and the arrays of the experts here.
-      chosen: the numbers of the experts of each row; [rows, choices].
-      share: their weights; [rows, choices].
-      arrays: those of the experts here.
-      experts: how many there are on all devices.
-      axes: over which the operands vary.
+      parts: the parts of the dim of the experts.
+      run: a function that applies the experts of this device. It is called with rows; the number of
+        each row's expert on this device, [rows, 1]; each row's weight, [rows, 1]; and `arrays`.
+      chosen: the numbers of the experts of each row, [rows, choices].
+      share: the weights of these experts, [rows, choices].
+      arrays: the parameters of the experts of this device.
+      experts: how many experts there are on all devices.
+      axes: the axes over which the operands vary.
 
     Raises:
       MeshDSLError: `run` closes over arrays that are traced.
@@ -100,7 +103,9 @@ def by_exchange(
 
 
 def _refuse_closures(name: str, run: Callable, pieces, share, arrays: tuple, axes) -> None:
-    """A function with derivatives of its own, as `_all_rounds`, may not close over what has some.
+    """Raise a MeshDSLError if `run` closes over traced arrays, whose gradients would be lost.
+
+    `_all_rounds` states its own derivative, which is one by its arguments alone.
 
     Args:
       pieces: the shape and dtype of the rows that `run` is called with.
@@ -136,37 +141,41 @@ def _places(parts: Visited, chosen, experts: int, room: int, axes) -> Places:
     return Places(to, rank, order, starts, chosen - to * parts.size, rounds)
 
 
-class _Turn(NamedTuple):
-    """Which rows travel in a round: those of a piece for each device, one after the other.
+class _Round(NamedTuple):
+    """Which choices a device sends in one round.
+
+    It sends one piece of `room` slots to each device. The pieces are one array: the slots to the
+    first device, then those to the second, and so on.
 
     Attributes:
-      choice: for each row of the pieces the number of its choice, beyond the last for none.
-      row: the same of the row that it is of.
-      piece: for each choice the number of its row in the pieces, beyond the last for none.
+      choice: for each slot the number of the choice in it; the number of all choices if empty.
+      row: for each slot the number of the row in it; the number of all rows if empty.
+      slot: for each choice the number of its slot; the number of all slots if it is not sent.
     """
 
     choice: jax.Array
     row: jax.Array
-    piece: jax.Array
+    slot: jax.Array
 
 
-def _of_turn(parts: Visited, room: int, turn, choices: int, places: Places) -> _Turn:
+def _round(parts: Visited, room: int, number, choices: int, places: Places) -> _Round:
+    """Round `number`, of a device whose rows have this number of `choices` each."""
     count = len(places.to)
-    rank = places.rank - turn * room
+    rank = places.rank - number * room
     goes = (rank >= 0) & (rank < room) & (places.to < parts.count)
-    piece = jnp.where(goes, places.to * room + rank, parts.count * room)
-    first = places.starts[:-1, None] + turn * room + jnp.arange(room, dtype=jnp.int32)
-    there = first < places.starts[1:, None]
-    choice = jnp.where(there, jnp.take(places.order, first, mode="clip"), count).reshape(-1)
-    return _Turn(choice, choice // choices, piece)
+    slot = jnp.where(goes, places.to * room + rank, parts.count * room)
+    place = places.starts[:-1, None] + number * room + jnp.arange(room, dtype=jnp.int32)
+    filled = place < places.starts[1:, None]
+    choice = jnp.where(filled, jnp.take(places.order, place, mode="clip"), count).reshape(-1)
+    return _Round(choice, choice // choices, slot)
 
 
-def _by_experts(parts: Visited, run: Callable, of: _Turn, places: Places, rows, share, arrays):
-    """What the experts here make of the rows that come in a round."""
-    sent = looked_up(rows, of.row, of.piece.reshape(share.shape))
-    weights = looked_up(share.reshape(-1, 1), of.choice, of.piece[:, None])
+def _by_experts(parts: Visited, run: Callable, of: _Round, places: Places, rows, share, arrays):
+    """The results of this device's experts for the rows that other devices send in a round."""
+    sent = looked_up(rows, of.row, of.slot.reshape(share.shape))
+    weights = looked_up(share.reshape(-1, 1), of.choice, of.slot[:, None])
     local = jnp.take(places.local, of.choice, mode="clip")
-    local = jnp.where(of.choice < len(of.piece), local, parts.size)
+    local = jnp.where(of.choice < len(of.slot), local, parts.size)
     sent, weights, local = parts.swap((sent, weights[:, 0], local))
     return run(sent, local[:, None], weights[:, None], arrays)
 
@@ -175,10 +184,10 @@ def _by_experts(parts: Visited, run: Callable, of: _Turn, places: Places, rows, 
 def _all_rounds(parts: Visited, run: Callable, room: int, rows, share, arrays, places: Places):
     wide = jnp.promote_types(rows.dtype, jnp.float32)
 
-    def add(turn, total):
-        of = _of_turn(parts, room, turn, share.shape[1], places)
+    def add(number, total):
+        of = _round(parts, room, number, share.shape[1], places)
         back = parts.swap(_by_experts(parts, run, of, places, rows, share, arrays))
-        found = looked_up(back, of.piece, of.choice[:, None])
+        found = looked_up(back, of.slot, of.choice[:, None])
         return total + jnp.sum(found.reshape(*share.shape, -1), axis=1, dtype=wide)
 
     return _while(places.rounds, add, _zeros(rows, wide))
@@ -188,11 +197,11 @@ def _backward(parts: Visited, run: Callable, room: int, saved, cotangent):
     rows, share, arrays, places = saved
     cotangent = cotangent.astype(rows.dtype)
 
-    def add(turn, total):
-        of = _of_turn(parts, room, turn, share.shape[1], places)
+    def add(number, total):
+        of = _round(parts, room, number, share.shape[1], places)
         forward = lambda *given: _by_experts(parts, run, of, places, *given)
         backward = jax.vjp(forward, rows, share, arrays)[1]
-        slopes = backward(parts.swap(looked_up(cotangent, of.row, of.piece.reshape(share.shape))))
+        slopes = backward(parts.swap(looked_up(cotangent, of.row, of.slot.reshape(share.shape))))
         return jax.tree.map(jnp.add, total, slopes)
 
     total = _while(places.rounds, add, jax.tree.map(_zeros, (rows, share, arrays)))
@@ -205,6 +214,7 @@ _all_rounds.defvjp(
 
 
 def _while(rounds, add: Callable, total):
+    """`total` after `total = add(number, total)` for each number of a round."""
     run = lambda state: (state[0] + 1, add(*state))
     return lax.while_loop(lambda state: state[0] < rounds, run, (jnp.int32(0), total))[1]
 
@@ -216,11 +226,11 @@ def _zeros(like, dtype: Any = None):
 
 @jax.custom_vjp
 def looked_up(x, at, uses):
-    """The rows of `x [n, features]` at `at [m]`, and zeros where it is beyond the last.
+    """The rows of `x [n, features]` with the numbers `at [m]`; zeros where such a number is n.
 
     Args:
-      uses: for each row of `x` where in `at` it is, beyond the last where nowhere: [n, times]. So
-        the derivative is a lookup too.
+      uses: the inverse of `at`, by which the derivative is a lookup too: for each row of `x` the
+        positions in `at` with its number, [n, times]; m for no position.
     """
     found = jnp.take(x, at, axis=0, mode="clip")
     return jnp.where((at < len(x))[:, None], found, 0)

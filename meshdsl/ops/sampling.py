@@ -30,9 +30,9 @@ from meshdsl.tensor import Tensor
 def _categorical_example(categorical: Callable, draw: Draw) -> Case:
     a, b = draw.dims("a", "b")
     k = draw.integer(1, max(1, a.size))
-    how = draw.pick({"top_p": 0.8}, {}, {"top_k": k}, {"temperature": 0.7})
+    cut = draw.pick({"top_p": 0.8}, {}, {"top_k": k}, {"temperature": 0.7})
     logits = draw.tensor(a, b, low=-3.0, high=3.0)
-    return Case(lambda x: categorical(jax.random.key(5), x, a, **how), (logits,), (a,))
+    return Case(lambda x: categorical(jax.random.key(5), x, a, **cut), (logits,), (a,))
 
 
 @op(
@@ -157,8 +157,16 @@ def permutation(key, dim: Dim | str, *, like: Tensor | None = None) -> Tensor:
     """
     data = threefry.key_data(key)
     dim = dim_algebra.resolve_one("permutation", like.dims if like is not None else (), dim)
-    how = {"loop": (dim,), "out": (dim,), "unsplit": (dim,), "in_order": (), "like": like}
-    return apply_op("random.permutation", lambda _: _order(data, dim), (), **how)
+    return apply_op(
+        "random.permutation",
+        lambda _: _order(data, dim),
+        (),
+        loop=(dim,),
+        out=(dim,),
+        unsplit=(dim,),
+        in_order=(),
+        like=like,
+    )
 
 
 @op(
@@ -177,8 +185,9 @@ def permute(key, x: Tensor, dim: Dim | str) -> Tensor:
     dim, data = dim_algebra.find("permute", x.dims, dim), threefry.key_data(key)
     at = x.dims.index(dim)
     local = lambda _, a: jnp.take(a, _order(data, dim), at, unique_indices=True, mode="clip")
-    how = {"unsplit": (dim,), "in_order": (), "linear": True}
-    return component.apply_alike("random.permute", local, x, **how)
+    return component.apply_alike(
+        "random.permute", local, x, unsplit=(dim,), in_order=(), linear=True
+    )
 
 
 def _order(key, dim: Dim) -> jax.Array:
@@ -188,6 +197,6 @@ def _order(key, dim: Dim) -> jax.Array:
     """
     whole, indices = DeviceLoop({dim: ()}), jnp.arange(dim.size, dtype=jnp.int32)
     for _ in range(math.ceil(3 * math.log(max(1, dim.size)) / math.log(2**32 - 1))):
-        key, now = threefry.split(key)
+        key, now = threefry.two_keys(key)
         _, indices = lax.sort_key_val(threefry.bits(whole, now, (dim,)), indices)
     return indices

@@ -76,11 +76,11 @@ def scan_as(
     unroll: int = 1,
     of_layers: bool = False,
 ):
-    """`scan`, for the op that errors are to call `name`.
+    """`scan`, which errors call `name`.
 
     Args:
-      of_layers: it runs over the layers of a model, so that a rule which splits `dim` is meant to
-        make a pipeline of it, and has to say how.
+      of_layers: whether the scan runs over the layers of a model. Then a rule that splits `dim` is
+        meant to make a pipeline of the layers, and has to have microbatches.
     """
     if unroll < 0:
         raise MeshDSLError(
@@ -96,8 +96,7 @@ def scan_as(
     if of_layers:
         check_gathers_no_layers(dim, scope)
     if scope is not None and (rule := rule_of(dim, carry, scope)):
-        how = {"reverse": reverse, "unroll": unroll}
-        return pipelined(name, fn, carry, xs, dim, scope, rule, **how)
+        return pipelined(name, fn, carry, xs, dim, scope, rule, reverse=reverse, unroll=unroll)
     op = scope.recorder.begin("scan", (dim,), ((),)) if scope else None
     xs = each(lambda x: stacked(x, dim, op, name), xs)
 
@@ -108,6 +107,12 @@ def scan_as(
         return after, each(lambda t: fixed(t, scope), y)
 
     with scope.recorder.repeated(dim.name, dim.size) if scope else nullcontext():
-        how = {"length": dim.size, "reverse": reverse, "unroll": unroll}
-        carry, ys = lax.scan(carrying(body), carried(carry), carried(xs), **how)
+        carry, ys = lax.scan(
+            carrying(body),
+            carried(carry),
+            carried(xs),
+            length=dim.size,
+            reverse=reverse,
+            unroll=unroll,
+        )
     return uncarried(carry), each(lambda t: restacked(t, dim, name), uncarried(ys))

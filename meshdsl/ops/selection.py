@@ -1,7 +1,7 @@
 """Ops that choose elements by their order: top_k, nth_largest, nth_smallest and searchsorted.
 
-The order is that of `sorting.py`. A split dim is never gathered: what devices find in their parts
-is put together.
+The order is that of `sorting.py`. A split dim is never gathered: each device finds candidates, or
+counts, in its own part, and these are combined.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from meshdsl.ops.declare import Case, Draw, along_a, op
 from meshdsl.ops.sorting import sort, sort_wanted
 from meshdsl.tensor import Tensor
 
-_DIGIT = 4  # bits that one turn of `by_digits` finds
+_DIGIT = 4  # how many bits `by_digits` finds at a time
 
 
 @op(
@@ -92,7 +92,7 @@ def top_k(x: Tensor, dim: Dim | str, k: int | Dim) -> tuple[Tensor, Tensor]:
 
 
 def _top(a, k: int):
-    """The `k` largest (or all that there are) along the last dimension, and their positions."""
+    """The `k` largest along the last dimension, or all if there are fewer, and their positions."""
     _, chosen = lax.top_k(canonical(lax.stop_gradient(a)), min(k, a.shape[-1]))
     return jnp.take_along_axis(a, chosen, -1), chosen
 
@@ -150,8 +150,16 @@ def _nth(name: str, x: Tensor, dim: Dim | str, n: int, *, largest: bool) -> Tens
     at = x.dims.index(dim)
     out = dim_algebra.without(x.dims, (dim,))
     local = lambda loop, a: _nth_of(loop, dim, n, jnp.moveaxis(a, at, -1))
-    how = {"in_order": (dim,), "sums": False, "fill": bounds(x.dtype)[0]}
-    return apply_op(name, local, (x,), loop=x.dims, out=out, **how)
+    return apply_op(
+        name,
+        local,
+        (x,),
+        loop=x.dims,
+        out=out,
+        in_order=(dim,),
+        sums=False,
+        fill=bounds(x.dtype)[0],
+    )
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
@@ -175,9 +183,9 @@ def _nth_of_jvp(loop, dim, n, primals, tangents):
 
 
 def _selected(loop: DeviceLoop, key, dim: Dim, n: int):
-    """The `n`th largest of integers along their last dimension, which is a part of `dim`.
+    """The `n`th largest integer along the last dimension, which is this device's part of `dim`.
 
-    By radix selection: each turn finds some bits of the result, the highest first.
+    It is found by radix selection: some bits of the result at a time, the highest first.
     """
     dtype = jnp.dtype(f"uint{key.dtype.itemsize * 8}")
     bits = dtype.itemsize * 8
@@ -200,9 +208,9 @@ def by_digits(zeros, suffices: Callable) -> jax.Array:
     """The largest unsigned integers that suffice, found digit by digit, the highest first.
 
     Args:
-      zeros: of the shape and the dtype of the result.
-      suffices: says of some candidates for each element, along one more dimension at the end,
-        which of them suffice. Those do that are not larger than another that does.
+      zeros: an array of the shape and the dtype of the result.
+      suffices: called with several candidates for each element, along one more dimension at the
+        end; says which of them suffice. If a number suffices, every smaller one does too.
     """
     found, dtype = zeros, zeros.dtype
     for shift in range(dtype.itemsize * 8 - _DIGIT, -1, -_DIGIT):

@@ -61,7 +61,7 @@ def slice(x: Tensor, dim: Dim | str, start: int, size: int | Dim) -> Tensor:
     moves=("ppermute",),
     mesh_tensorflow="PadOperation; not along a split dim, and only zeros",
     example=along_a(
-        lambda pad, x, a, b, *how: pad(x, a, *how, out="v"),
+        lambda pad, x, a, b, *widths: pad(x, a, *widths, out="v"),
         lambda draw, _: (draw.integer(0, 5), draw.integer(0, 9), draw.pick(1.5, 0)),
     ),
 )
@@ -310,8 +310,9 @@ def stack(tensors: Sequence[Tensor], dim: Dim | str) -> Tensor:
         alike = [in_order(a, t.dims, out[1:]) for a, t in zip(arrays, tensors, strict=True)]
         return jnp.stack(alike)
 
-    how = {"in_order": (), "linear": True, "fill": None}
-    return apply_op("stack", local, tensors, loop=rest, out=out, **how)
+    return apply_op(
+        "stack", local, tensors, loop=rest, out=out, in_order=(), linear=True, fill=None
+    )
 
 
 @op(
@@ -347,7 +348,11 @@ def _check_tensors(name: str, tensors) -> None:
 
 
 def _same_dims(name: str, tensors: Sequence[Tensor], dims: Sequence[Dims], how: str = "") -> Dims:
-    """The dims that all have; an error, which `how` ends, where one of them lacks any."""
+    """The dims that all of the tensors have, after checking that these have the same `dims`.
+
+    Args:
+      how: the end of the error message.
+    """
     every = dim_algebra.union(name, dims)
     if not all(len(have) == len(every) for have in dims):
         raise MeshDSLError(

@@ -1,8 +1,8 @@
 """Sliding windows: what convolutions and pooling share.
 
 Output o of a window along a dim looks at the elements `o * stride - low + t * dilation`, for each
-of its taps t; elements outside of the dim are padding. Where the dim is split, a device fetches
-those of the elements that its outputs look at and that it lacks, the halo; the rest is local.
+tap t of the window; elements outside of the dim are padding. Where the dim is split, a device
+fetches the elements that its outputs look at and that it lacks, the halo. The rest is local.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Window(NamedTuple):
 
         Args:
           x: this device's array, which has the dim at position `at`.
-          fill: what padding holds.
+          fill: the elements of padding.
 
         Returns:
-          The elements, and how many of padding are still to be put before and after them.
+          The elements; and how much padding is still to be put before and after them.
         """
         parts = loop.parts(self.dim)
         if parts == 1:
@@ -108,19 +108,19 @@ class Window(NamedTuple):
 
 
 class Transposed(NamedTuple):
-    """What it takes to go from the outputs of a window back to the elements that it slid along.
+    """A transposed convolution along one dim: from the outputs of a window back to the elements.
 
-    Windows of stride 1 slide along the outputs, with the taps in reverse.
+    It is a convolution of stride 1 along the outputs, with the taps in reverse.
 
-    Padding before the first output is never negative, nor in what JAX derives from it: XLA for CPU,
-    as of jax 0.10, then reads memory that is not the array's.
+    Padding before the first output is never negative, also not in the derivative that JAX finds:
+    XLA for CPU, as of jax 0.10, would read memory outside of the array.
 
     Attributes:
-      outputs: the outputs, between which there are to be `stride - 1` zeros.
-      padding: zeros that are to be put before and after them.
-      lead: zeros that are to be put before what the windows give.
-      skip: elements to leave out after that, which may differ from device to device.
-      count: how many elements, from there on, are this device's.
+      outputs: the outputs, between which `stride - 1` zeros are to be put.
+      padding: how many zeros are to be put before and after the outputs.
+      lead: how many zeros are to be put before the result of the convolution.
+      skip: how many elements to leave out after that, which may differ from device to device.
+      count: how many of the elements that follow are this device's.
     """
 
     outputs: jax.Array
@@ -130,7 +130,7 @@ class Transposed(NamedTuple):
     count: int  # pyright: ignore[reportIncompatibleMethodOverride] (of a tuple, which counts)
 
     def finish(self, x, at: int):
-        """The elements of this device from what the windows gave, at position `at`."""
+        """This device's elements, from the result of the convolution; the dim lies at `at`."""
         x = _pad_before(x, at, self.lead, 0)
         if isinstance(self.skip, int):
             return lax.slice_in_dim(x, 0, self.count, axis=at)
@@ -176,10 +176,11 @@ def windows(
 def windows_of_transpose(
     name: str, dims: Dims, taps: Mapping[Dim, int], stride, dilation, padding, into
 ) -> tuple[Window, ...]:
-    """For each dim of `taps` the window whose outputs it is; arguments and errors as in `windows`.
+    """For each dim of `taps` the window whose outputs the dim is.
 
-    With a stride, dims of several sizes have as many outputs. By default the smallest of these is
-    meant, and for "SAME" the largest.
+    Arguments and errors are those of `windows`. With a stride, windows along dims of several sizes
+    have this number of outputs. By default the smallest of these sizes is meant, and for "SAME" the
+    largest.
     """
     found = []
     for d, n, s, e, p, new in _settings(name, taps, stride, dilation, padding, into):
@@ -213,7 +214,7 @@ def _settings(name, taps, stride, dilation, padding, into):
 
 
 def _each(name, what, given, taps, default) -> dict:
-    """A setting for each dim of `taps`, where one may be given for all or for some."""
+    """A setting for each dim of `taps`, from one for all dims or a mapping for some of them."""
     if isinstance(given, Mapping):
         return dict.fromkeys(taps, default) | by_dim(f"{name}, {what}", given, taps)
     return dict.fromkeys(taps, given)
@@ -227,7 +228,7 @@ def by_dim(where: str, given: Mapping, known: Iterable[Dim]) -> dict:
 def _padding(name: str, dim: Dim, padding, size: int, stride: int, reach: int) -> tuple[int, int]:
     """How much padding `size` elements get before and after.
 
-    "SAME" puts the odd one after, as in TensorFlow and JAX.
+    If "SAME" needs an odd number, one more goes after, as in TensorFlow and JAX.
     """
     if isinstance(padding, str) and padding == "VALID":
         return 0, 0
@@ -255,11 +256,11 @@ def _padding(name: str, dim: Dim, padding, size: int, stride: int, reach: int) -
 
 
 def _renamed(name: str, dims: Dims, dim: Dim, wanted: Dim | str | None, sizes) -> Dim:
-    """What `dim` becomes in the result.
+    """The dim of the result that takes the place of `dim`.
 
     Args:
-      wanted: its Dim or its name there; by default it keeps its name.
-      sizes: the sizes that are legal, that by default first.
+      wanted: this Dim, or its name; by default the name is that of `dim`.
+      sizes: the legal sizes; the first one is the default.
     """
     new = (
         wanted if isinstance(wanted, Dim) else Dim(dim.name if wanted is None else wanted, sizes[0])

@@ -91,7 +91,7 @@ def sort_wanted(
 def _values(loop: DeviceLoop, dim: Dim, descending: bool, a):
     """`a` sorted along the last dimension.
 
-    Indices travel only for a derivative, which asks which of equal elements came where.
+    Indices travel only for a derivative, which has to tell equal elements apart.
     """
     if _rows_are_cheaper(loop, dim, a):
         return _by_rows(loop, dim, [a], lambda a: _arranged([a], descending))[0]
@@ -104,12 +104,13 @@ def _values_jvp(loop, dim, descending, primals, tangents):
 
 
 def _sorted(loop: DeviceLoop, dim: Dim, descending: bool, wanted: tuple[int, ...], a):
-    """The wanted ones of: `a` sorted along the last dimension, and the indices of its elements.
+    """`a` sorted along the last dimension (0), and the indices of its elements (1), as `wanted`.
 
     Of equal elements the one with the lowest index comes first.
     """
     a = a if 0 in wanted else lax.stop_gradient(a)
-    # Indices are inverted before and after a sort in descending order, so they come out ascending.
+    # In descending order the indices of equal elements are still to ascend: they are inverted
+    # before the sort and after it.
     turned = (lambda i: ~i) if descending else (lambda i: i)
 
     def whole(a):
@@ -127,7 +128,7 @@ def _sorted(loop: DeviceLoop, dim: Dim, descending: bool, wanted: tuple[int, ...
 def _arranged(operands, descending: bool):
     """The operands sorted together along their last dimension.
 
-    The first one is compared first, the others where those before them tie.
+    They are compared by the first operand, and where that ties by the next one, and so on.
     """
     result = lax.sort(operands, dimension=-1, num_keys=len(operands))
     return [jnp.flip(a, -1) for a in result] if descending else result
@@ -145,17 +146,17 @@ def _rows_are_cheaper(loop: DeviceLoop, dim: Dim, a) -> bool:
 
 
 def sort_together(operands: Sequence[Tensor], dim: Dim, keys: int) -> tuple[Tensor, ...]:
-    """Tensors of the same dims, all in the order of the first ones.
+    """Tensors of the same dims, all sorted along `dim` by the first of them.
 
     Args:
-      keys: how many are compared, one after the other where those before are equal. Elements that
-        are equal in all of them keep their order.
+      keys: by how many of the Tensors they are sorted: by a later one where those before it tie.
+        Elements that tie in all of these keep their order.
     """
     dims, at = operands[0].dims, operands[0].dims.index(dim)
 
     def local(loop: DeviceLoop, *arrays):
         arrays = [jnp.moveaxis(a, at, -1) for a in arrays]
-        # Indices differ, so that nothing behind them is compared.
+        # No two indices tie, so that operands after the indices are not compared.
         indices = jnp.broadcast_to(loop.indices(dim), arrays[0].shape)
         every = [*arrays[:keys], indices, *arrays[keys:]]
         if _rows_are_cheaper(loop, dim, indices):
@@ -170,7 +171,7 @@ def sort_together(operands: Sequence[Tensor], dim: Dim, keys: int) -> tuple[Tens
 
 
 def _by_rows(loop: DeviceLoop, dim: Dim, arrays: Sequence, fn: Callable):
-    """The results of `fn`, which works on whole rows, for rows that are split along `dim`."""
+    """The results of `fn` for rows that are split along `dim`; `fn` gets whole rows."""
     shape, parts = arrays[0].shape, loop.parts(dim)
     every = [a.reshape(-1, shape[-1]) for a in arrays]
     count = len(every[0])
@@ -180,15 +181,14 @@ def _by_rows(loop: DeviceLoop, dim: Dim, arrays: Sequence, fn: Callable):
 
 
 def _merged(loop: DeviceLoop, dim: Dim, operands, descending: bool):
-    """The operands sorted as `_arranged` does, where their last dimension is a part of `dim`."""
+    """The operands sorted as by `_arranged`; their last dimension is a device's part of `dim`."""
     operands = _arranged(operands, descending)
     size, parts = loop.size(dim), loop.parts(dim)
     part = loop.offset(dim) // size if parts > 1 else 0
     for partners in _merge_partners(parts):
         partner = jnp.asarray(partners)[part]
         starts = [p * size for p in partners]
-        # Padding stays where it is, at the end: every pair leaves the later elements in its later
-        # part.
+        # Padding stays at the end of the dim: of two parts, the later one keeps later elements.
         theirs = [
             loop.fetch(a, a.ndim - 1, dim, starts, size, fill=_end(a.dtype, descending))
             for a in operands
@@ -204,7 +204,7 @@ def _merged(loop: DeviceLoop, dim: Dim, operands, descending: bool):
 def _merge_partners(parts: int) -> list[list[int]]:
     """Batcher's merge exchange: for each exchange the partner of each part.
 
-    A part that has no partner is its own.
+    A part without a partner has itself as its partner.
     """
     exchanges = []
     spans = [1 << i for i in range((parts - 1).bit_length())]

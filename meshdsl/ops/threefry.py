@@ -41,8 +41,8 @@ def key_data(key) -> jax.Array:
     return jax.random.key_data(key)
 
 
-def split(key) -> jax.Array:
-    """The words of the two keys that `jax.random.split` makes of a key."""
+def two_keys(key) -> jax.Array:
+    """The words of the two keys that `jax.random.split` derives from a key."""
     return jax.random.key_data(jax.random.split(jax.random.wrap_key_data(key, impl="threefry2x32")))
 
 

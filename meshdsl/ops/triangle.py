@@ -64,8 +64,16 @@ def diagonal(x: Tensor, a: Dim | str, b: Dim | str, new: str | Dim) -> Tensor:
         found = array[..., jnp.arange(loop.size(along)), jnp.where(here, at, 0)]
         return jnp.where(here, found, jnp.zeros((), found.dtype))
 
-    how = {"in_order": (across,), "linear": True, "fill": None}
-    found = apply_op("diagonal", local, (x,), loop=x.dims, out=(*rest, along), **how)
+    found = apply_op(
+        "diagonal",
+        local,
+        (x,),
+        loop=x.dims,
+        out=(*rest, along),
+        in_order=(across,),
+        linear=True,
+        fill=None,
+    )
     return found if new == along else rename(found, along, new)
 
 

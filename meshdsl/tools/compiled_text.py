@@ -14,8 +14,8 @@ from meshdsl.predict.compiler.report import CompiledReport
 from meshdsl.predict.compiler.unread import unread_sentence
 from meshdsl.predict.explanation import TensorView
 from meshdsl.program.collective import Collective, summary
-from meshdsl.tools.explanation_text import fused_row, mfu_row, step_words
-from meshdsl.tools.pipeline_text import pipeline_line, pipeline_section
+from meshdsl.tools.explanation_text import below_verdict, fused_row, mfu_row, text_of
+from meshdsl.tools.pipeline_text import pipeline_section
 
 
 def describe(report: CompiledReport) -> str:
@@ -31,24 +31,17 @@ def describe(report: CompiledReport) -> str:
         _absent,
         _options,
     )
-    parts = [section(report) for section in sections]
-    if report.notes:
-        parts.append(["notes", *(f"  {note}" for note in report.notes)])
-    return "\n\n".join("\n".join(part) for part in parts if part)
+    return text_of((section(report) for section in sections), report.notes)
 
 
 def _head(r: CompiledReport) -> list[str]:
     mesh = " ".join(f"{axis}={size}" for axis, size in r.axes.items()) or "one device"
-    lines = [
+    return [
         r.title,
         f"{r.layout}, mesh {mesh}, compiled for {r.target} in {r.compile_seconds:.1f} s",
         r.verdict,
+        *below_verdict(r, "replayed"),
     ]
-    lines += [f"  {remedy}" for remedy in r.remedies]
-    if r.time:
-        lines.append(f"replayed {step_words(r.time, r.units, r.unit)}")
-    lines += [pipeline_line(one, r.time and r.time.step) for one in r.pipelines]
-    return [*lines, r.choice] if r.choice else lines
 
 
 def _surprises(r: CompiledReport) -> list[str]:

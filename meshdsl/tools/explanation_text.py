@@ -5,8 +5,9 @@ The verdict comes first, then axes, ops, work that is done more than once, memor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 from meshdsl.figures import byte_words, columns, flop_words, rule_words, time_words
 from meshdsl.machine import FUSED_EFFICIENCY
@@ -28,9 +29,13 @@ def describe(explanation: Explanation) -> str:
         _time(explanation),
         pipeline_section(explanation.pipelines, explanation.time and explanation.time.step),
     ]
-    if explanation.notes:
-        parts.append(["notes", *(f"  {note}" for note in explanation.notes)])
-    return "\n\n".join("\n".join(part) for part in parts if part)
+    return text_of(parts, explanation.notes)
+
+
+def text_of(parts: Iterable[list[str]], notes: Sequence[str]) -> str:
+    """Parts, each a list of lines, and the notes, with an empty line between two parts."""
+    last = ["notes", *(f"  {note}" for note in notes)] if notes else []
+    return "\n\n".join("\n".join(part) for part in (*parts, last) if part)
 
 
 def _head(e: Explanation) -> list[str]:
@@ -43,9 +48,18 @@ def _head(e: Explanation) -> list[str]:
         verdict = "fits" if e.memory.fits else f"does NOT fit, by {over}"
         used = f"{byte_words(peak)} of {byte_words(capacity)}"
         lines.append(f"{verdict}: estimated peak {used} per device")
-    lines += [f"  {remedy}" for remedy in e.remedies]
+    return [*lines, *below_verdict(e, "estimated")]
+
+
+def below_verdict(e: Any, how: str) -> list[str]:
+    """The lines below the verdict of an explanation or of a compiled report.
+
+    Args:
+      how: how the time of a step is known: `estimated`, `replayed`.
+    """
+    lines = [f"  {remedy}" for remedy in e.remedies]
     if e.time:
-        lines.append(f"estimated {step_words(e.time, e.units, e.unit)}")
+        lines.append(f"{how} {step_words(e.time, e.units, e.unit)}")
     lines += [pipeline_line(one, e.time and e.time.step) for one in e.pipelines]
     return [*lines, e.choice] if e.choice else lines
 

@@ -15,15 +15,12 @@ from meshdsl.family.calls import names_in
 from meshdsl.models.generate import Sampling
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
-from meshdsl.train.sample import placed_texts
+from meshdsl.train.sample import can, placed_texts
 
 
 def answers_prompts(config: Config) -> bool:
     """Whether the model of a run answers texts: its task is pairs of texts, and it has `answer`."""
-    if task_of(config).name != "pairs":
-        return False
-    model = jax.eval_shape(lambda: config.model.init(jax.random.key(0)))
-    return hasattr(model, "answer")
+    return can(config, "pairs", "answer")
 
 
 def lengths(config: Config) -> tuple[int, int]:

@@ -30,12 +30,17 @@ def text_length(config: Config) -> int:
     return task_of(config).fields(config, md.Dim("batch", 1))["tokens"].dims[-1].size
 
 
-def generates(config: Config) -> bool:
-    """Whether the model of a run writes text: its task is text, and it has `prefill` and `step`."""
-    if task_of(config).name != "text":
+def can(config: Config, task: str, *methods: str) -> bool:
+    """Whether a run has this task, and its model these methods."""
+    if task_of(config).name != task:
         return False
     model = jax.eval_shape(lambda: config.model.init(jax.random.key(0)))
-    return all(hasattr(model, each) for each in ("prefill", "step"))
+    return all(hasattr(model, method) for method in methods)
+
+
+def generates(config: Config) -> bool:
+    """Whether the model of a run writes text: its task is text, and it has `prefill` and `step`."""
+    return can(config, "text", "prefill", "step")
 
 
 def check_generates(config: Config) -> None:

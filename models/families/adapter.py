@@ -1,7 +1,8 @@
-"""What a published family is: its settings in a `config.json`, and its tensors.
+"""What an adapter says of a published family: its settings in a `config.json`, and its tensors.
 
-Each file beside this one has the adapter of a family, or of a few that are alike. `ADAPTERS` in
-`meshdsl.models.families` names them all.
+Each file of this folder has the adapter of a family, or of a few that are alike. `ADAPTERS` in
+`meshdsl.models.families` names them all. In what follows *our* names of settings and parameters are
+those of models here, and *their* names are those of the published files.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.schema import Setting, as_word, each, only, read, shown, table, tokens, whole, word
 
 Modules = Mapping[str, tuple[str, ...]]
-"""Modules of a file by name; for each the modules here that are in it, one after another."""
+"""Their modules by name; for each one our modules whose parameters it has, one after another."""
 Said = Mapping[str, Any]
-"""Settings with their values."""
+"""The values of settings, by name."""
 Names = Collection[str]
-"""Names of tensors in files, or of parameters here."""
+"""Names of tensors in files, or of our parameters."""
 
 MOST = 10_000  # layers, or experts, of a model; published ones have less than a tenth
 QUANTIZATION = {
@@ -26,7 +27,7 @@ QUANTIZATION = {
 }
 _METHODS = ("fp8", "mxfp4")  # how files may store tensors in fewer bits
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
-# Of every family, whatever else its files say.
+# Settings that the files of every family may have.
 EVERY = {
     "quantization_config": table(None),
     "architectures": each(word(), None),
@@ -44,33 +45,35 @@ class Adapter:
     """A published family.
 
     Attributes:
-      name: of the family here; for a transformer the style.
-      types: each `model_type` of the family in a `config.json`; the first one is written.
-      family: the setting `model.family`.
+      name: our name of the family; for a transformer the style.
+      types: the values of `model_type` in a `config.json` of the family. The first one is written.
+      family: the value of our setting `model.family`.
       architecture: the class of `transformers` that reads the files.
-      settings: what a `config.json` may say, with types and defaults of the class of `transformers`
-        that reads it.
-      aliases: other names of settings.
-      names: the settings here that a file has as they are, with their names there.
-      terms: other settings here, with their names there, for errors.
-      tables: the modules outside of layers.
-      layers: the modules of a layer.
-      prefix: of the names of a layer's tensors, before its number.
-      stack: the stack here that the layers are of.
-      outs_first: matrices are `[outs, ins]`, and not the other way round.
-      bare: parameters that are not of a module: the name here, and how many dims of size 1 their
-        tensor has in front.
-      vectors: the same of a layer, where nothing is of size 1 in front.
-      by_head: modules that have for each head the outs of one module here after another.
-      pairs: modules here of which rotary positions turn features that are neighbours there, and
-        which part of the features of a head is turned.
-      apart: modules whose matrices have each dim that is contracted as a dim of its own.
-      unused: what the names of tensors begin with that a model here has no use for.
-      copies: tensors that are copies of others, by name.
-      older: endings of names in older files, with those that they have in the tables here.
-      experts: for each tensor of experts our names in the layer of the parameters in it, where the
-        experts are a dim. It is of one expert where its name has `{}` for the number, else of all.
-      ahead: files may have layers after the last one, which predict tokens further ahead.
+      settings: the settings that a `config.json` may have, with types and with the defaults of the
+        class of `transformers` that reads it.
+      aliases: other names of their settings.
+      names: our settings that a file has with the same values, each with their name.
+      terms: our other settings, each with their name, for errors.
+      tables: their modules outside of layers.
+      layers: their modules of a layer.
+      prefix: the beginning of the names of a layer's tensors, before its number.
+      stack: our stack of layers.
+      outs_first: whether their matrices are `[outs, ins]`. If not, they are `[ins, outs]`.
+      bare: their tensors that are not of a module: our name of each, and how many dims of size 1
+        the tensor has in front of ours.
+      vectors: their tensors in a layer that are not of a module: our name of each.
+      by_head: their modules that have several of ours head by head: for each head the outs of one
+        of our modules after those of another.
+      pairs: our modules whose features rotary positions turn in pairs, where they pair neighbours
+        and we do not; with the fraction of the features of a head that is turned.
+      apart: their modules whose matrices have each contracted dim as a dim of its own.
+      unused: the beginnings of the names of tensors that our model does not need.
+      copies: their tensors that are copies of others, by name.
+      older: endings of names in older files, each with the ending in `tables` and `layers`.
+      experts: their tensors of experts; for each one our names, within the layer, of the parameters
+        that it has, which have a dim of experts. If its name has `{}`, for the number of an expert,
+        it is of one expert, else of all.
+      ahead: whether files may have layers after the last one, which predict tokens further ahead.
     """
 
     name: ClassVar[str]
@@ -98,14 +101,15 @@ class Adapter:
     ahead: ClassVar[bool] = False
 
     def read(self, config: Said, tensors: Names = ()) -> dict[str, Any]:
-        """The settings here of the model that a `config.json` describes.
+        """Our settings of the model that a `config.json` describes.
 
         Args:
-          tensors: the names of the tensors in its files, without copies, which say more where a
+          tensors: the names of the tensors in its files, without copies. They decide where a
             setting is missing.
 
         Raises:
-          MeshDSLError: the file has a value that is not legal, or asks for what is not known here.
+          MeshDSLError: the file has a value that is not legal, or asks for a feature that our
+            models lack.
         """
         said = read({**EVERY, **self.settings}, self._by_one_name(config), "config.json")
         if quantized := said["quantization_config"]:
@@ -121,35 +125,35 @@ class Adapter:
         return found | self.more(said, found, tensors)
 
     def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
-        """The settings here that a file has under no name, or otherwise than here.
+        """Our settings that `names` does not have, computed from theirs.
 
         Args:
-          said: the value of each of `settings`.
-          found: the settings here that `names` has.
+          said: the value of each of their `settings`.
+          found: the values of our settings that `names` has.
           tensors: as for `read`.
         """
         raise NotImplementedError
 
     def written(self, model: Any) -> dict[str, Any]:
-        """What the `config.json` of a model says beside `names`, `model_type` and architecture."""
+        """Their settings of `model`, without those of `names`, the `model_type` and the class."""
         raise NotImplementedError
 
     def stacks(self, parameters: Names) -> Iterator[tuple[str, str, Modules]]:
-        """Each stack of layers here, with the prefix and the modules that it has there.
+        """Our stacks of layers, each with their prefix and their modules.
 
-        Stacks of one prefix are numbered one after another.
+        The layers of stacks with the same prefix are numbered one after another.
 
         Args:
-          parameters: the names of the model's parameters.
+          parameters: our names of the model's parameters.
         """
         yield self.stack, self.prefix, self.layers
 
     def not_read(self, parameters: Names) -> tuple[str, ...]:
-        """What the names of tensors begin with that the model of these parameters does not read."""
+        """The beginnings of names of tensors that the model of these parameters does not need."""
         return self.unused
 
     def _by_one_name(self, config: Said) -> dict[str, Any]:
-        """The object of a file, where each setting has one name."""
+        """The settings of a file, with `aliases` replaced by the names that they stand for."""
         said = dict(config)
         for alias, name in self.aliases.items():
             if alias not in said:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshdsl.models.families.adapter import Adapter, Names, Said
-from meshdsl.models.families.decoder import ACTIVATIONS, SPELLED
+from meshdsl.models.families.decoder import ACTIVATIONS, THEIRS
 from meshdsl.models.families.encoder import NAMES, SETTINGS, classes, labels, one_of
 from meshdsl.schema import only, whole
 
@@ -72,11 +72,11 @@ class Bert(Adapter):
 
     def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
         kind = one_of(said, (self.architecture, "BertForPreTraining", _CLASSES))
-        made = {"activation": ACTIVATIONS[said["hidden_act"]]}
-        return made | ({"classes": classes(said)} if kind == _CLASSES else {})
+        ours = {"activation": ACTIVATIONS[said["hidden_act"]]}
+        return ours | ({"classes": classes(said)} if kind == _CLASSES else {})
 
     def written(self, model: Any) -> dict[str, Any]:
-        made = {"hidden_act": SPELLED[model.activation], "tie_word_embeddings": True}
+        theirs = {"hidden_act": THEIRS[model.activation], "tie_word_embeddings": True}
         if not model.classes:
-            return made
-        return made | labels(model.classes) | {"architectures": [_CLASSES]}
+            return theirs
+        return theirs | labels(model.classes) | {"architectures": [_CLASSES]}

@@ -1,6 +1,7 @@
 """Published transformers that write text: what their adapters have in common.
 
-Most are like Llama. So this class reads and writes a Llama, and an adapter says what is different.
+Most of them are like Llama. So `Decoder` reads and writes a Llama, and the adapter of another
+family overrides what is different in it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from meshdsl.schema import Setting, each, number, only, switch, whole, word
 
 BIASES = ("query", "key", "value", "out", "mlp")
 QKV, ATTENTION = BIASES[:3], BIASES[:4]
-CLAMPED = "clamped"  # an activation of the gate and of what it multiplies
+CLAMPED = "clamped"  # an activation that also changes the factor that the gate multiplies
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -26,7 +27,8 @@ ACTIVATIONS = {
     "gelu_python": "gelu_exact",
     "relu": "relu",
 }
-SPELLED = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())} | {CLAMPED: "silu"}
+# Their name of each of our activations; where they have several, the first of `ACTIVATIONS`.
+THEIRS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())} | {CLAMPED: "silu"}
 NAMES = {
     "vocab": "vocab_size",
     "d_model": "hidden_size",
@@ -44,7 +46,7 @@ ONLY_FULL = Setting(
     lambda value: isinstance(value, list) and all(kind == FULL for kind in value),
     None,
 )
-# Of a Llama; an adapter says which defaults are others.
+# The settings and defaults of a Llama.
 SETTINGS: dict[str, Setting] = {
     "vocab_size": whole(32_000),
     "hidden_size": whole(4096),
@@ -67,8 +69,8 @@ SETTINGS: dict[str, Setting] = {
     "text_config": only(None),
     **rope.SETTINGS,
 }
-KINDS = each(word(known=(FULL, LOCAL)), None)  # the setting `layer_types`, where layers differ
-NO_HEAD_DIM = whole()  # `head_dim` of a class that has no such setting, but goes by it
+KINDS = each(word(known=(FULL, LOCAL)), None)  # `layer_types` of a family whose layers differ
+NO_HEAD_DIM = whole()  # `head_dim` of a class that has no such setting, and yet uses the value
 SHARED_MLP = {
     "mlp.gate_proj": ("mlp.gate",),
     "mlp.up_proj": ("mlp.up",),
@@ -91,13 +93,13 @@ class Decoder(Adapter):
     """A published transformer that writes text; `name` is its style.
 
     Attributes:
-      choices: what the style chooses otherwise than a Llama.
-      activation: the name of the setting for the activation.
-      biased: settings for biases, each with the layers that have them.
-      fraction: which part of a head rotary positions turn, unless a file says it.
-      fractions: a file may say so.
-      ropes: the types of rotary positions that there are.
-      divides: heads divide the residual stream, also where a file says `head_dim`.
+      choices: our settings that the style sets otherwise than Llama does.
+      activation: the name of their setting for the activation.
+      biased: their settings for biases, each with the linear layers that then have biases.
+      fraction: the fraction of a head that rotary positions turn.
+      fractions: whether a file may set another fraction.
+      ropes: the types of rotary positions that a file may ask for.
+      divides: whether `hidden_size` divides into the heads, even if a file sets `head_dim`.
     """
 
     family = "transformer"
@@ -125,30 +127,34 @@ class Decoder(Adapter):
                 f"config.json: hidden_size={found['d_model']} does not divide into "
                 f"num_attention_heads={found['heads']}"
             )
-        own = any(name.endswith("lm_head.weight") for name in tensors)
+        has_head = any(name.endswith("lm_head.weight") for name in tensors)
         told = {name: said[key] for key, names in self.biased.items() for name in names}
         always = self.choices.get("biases", ())
-        made = {
+        ours = {
             "style": self.name,
             "activation": self.choices.get("activation"),
-            "tied": "yes" if said["tie_word_embeddings"] and not own else "no",
+            "tied": "yes" if said["tie_word_embeddings"] and not has_head else "no",
             "biases": tuple(name for name in BIASES if told.get(name, name in always)),
             **self.rotary(said),
             **self.windows(said),
         }
-        if made["activation"] != CLAMPED:
-            made["activation"] = ACTIVATIONS[said[self.activation]]
+        if ours["activation"] != CLAMPED:
+            ours["activation"] = ACTIVATIONS[said[self.activation]]
         if found.get("kv_heads") == found["heads"]:
-            made["kv_heads"] = 0
-        return made
+            ours["kv_heads"] = 0
+        return ours
 
     def rotary(self, said: Said) -> dict[str, Any]:
-        """The settings of rotary positions."""
+        """Our settings of rotary positions."""
         table, name = rope.one_table(said)
         return self.rotary_of(table, name, said["max_position_embeddings"])
 
     def rotary_of(self, table: Mapping[str, Any], name: str, longest: int) -> dict[str, Any]:
-        """The same of a table; see `rope.settings_of`."""
+        """Our settings of rotary positions, from their table with this name.
+
+        Args:
+          longest: how many tokens the longest sequence has.
+        """
         kind = rope.kind_of(table, name, self.ropes)
         found = rope.settings_of(kind, table, name, longest)
         fraction = found["rotary_fraction"]
@@ -160,7 +166,7 @@ class Decoder(Adapter):
         return found
 
     def windows(self, said: Said) -> dict[str, Any]:
-        """The window, and the pattern of the layers that have it."""
+        """Our settings of the window, and of the pattern of the layers that have it."""
         kinds, layers = said.get("layer_types"), said[self.names["layers"]]
         if kinds is not None and len(kinds) != layers:
             raise MeshDSLError(
@@ -172,7 +178,7 @@ class Decoder(Adapter):
         window, name = said["sliding_window"], "sliding_window=null"
         if not said.get("use_sliding_window", True):
             window, name = None, "use_sliding_window=false"
-        if self.settings["layer_types"] is not KINDS:  # the window is of all layers
+        if self.settings["layer_types"] is not KINDS:  # all layers have the window
             return {"window": window} if window else {}
         if kinds is None:
             usual = self.usual_window(said, window)
@@ -185,30 +191,30 @@ class Decoder(Adapter):
         return {"window": window, "pattern": _shortest(tuple(pattern))}
 
     def usual_window(self, said: Said, window: int | None) -> Callable[[int], bool]:
-        """Whether a layer has the window, by its number, where a file says no `layer_types`."""
+        """Whether a layer has the window, by its number, for files without `layer_types`."""
         return lambda layer: window is not None and layer >= said["max_window_layers"]
 
     def written(self, model: Any) -> dict[str, Any]:
         biases = set(model.choice("biases"))
-        made: dict[str, Any] = {
-            self.activation: SPELLED[model.choice("activation")],
+        theirs: dict[str, Any] = {
+            self.activation: THEIRS[model.choice("activation")],
             "tie_word_embeddings": model.tables_tied,
             **{name: set(each) <= biases for name, each in self.biased.items()},
         }
-        made |= rope.written(model) if model.rotary else {}
+        theirs |= rope.written(model) if model.rotary else {}
         if "sliding_window" in self.settings:
             some = any(model.local_layers)
-            made["sliding_window"] = model.window if some else None
+            theirs["sliding_window"] = model.window if some else None
             if "use_sliding_window" in self.settings:
-                made["use_sliding_window"] = some
+                theirs["use_sliding_window"] = some
             if self.settings["layer_types"] is KINDS:
-                made["layer_types"] = [LOCAL if local else FULL for local in model.local_layers]
-                made["sliding_window"] = model.window if some else 4096  # which no layer has
-        return made
+                theirs["layer_types"] = [LOCAL if local else FULL for local in model.local_layers]
+                theirs["sliding_window"] = model.window if some else 4096  # a number is required
+        return theirs
 
 
 class WithExperts(Decoder):
-    """One whose layers have experts; `names` has their number, and how many a token uses."""
+    """A transformer with experts; `names` has their number, and how many a token uses."""
 
     names = EXPERTS_TOO
     terms = {**rope.TERMS, "router_groups": "n_group", "router_groups_used": "topk_group"}
@@ -218,10 +224,10 @@ class WithExperts(Decoder):
         return super().more(said, found, tensors) | {"router_normalise": normalise}
 
     def written(self, model: Any) -> dict[str, Any]:
-        made = super().written(model)
+        theirs = super().written(model)
         if "norm_topk_prob" in self.settings:
-            made["norm_topk_prob"] = model.router_normalise
-        return made
+            theirs["norm_topk_prob"] = model.router_normalise
+        return theirs
 
 
 SILU = Setting(
@@ -232,17 +238,17 @@ SILU = Setting(
 
 
 def with_experts(settings: Mapping[str, Setting], **others: Setting) -> dict[str, Setting]:
-    """The settings of a family with experts, in which every layer has some."""
+    """`settings`, for a family with experts in every layer, and `others`."""
     return {**settings, "hidden_act": SILU, "decoder_sparse_step": only(1), **others}
 
 
 def alternating(layer: int) -> bool:
-    """Every second layer has the window, the first one among them."""
+    """Whether a layer has the window, where every second one does, the first one included."""
     return layer % 2 == 0
 
 
 def _shortest(kinds: tuple[str, ...]) -> tuple[str, ...]:
-    """The shortest beginning of `kinds` that gives all of it when it is repeated."""
+    """The shortest beginning of `kinds` that gives `kinds` when it is repeated."""
     return next(
         kinds[:size]
         for size in range(1, len(kinds) + 1)

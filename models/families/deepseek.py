@@ -143,15 +143,15 @@ class DeepseekV2(WithExperts):
 
     def written(self, model: Any) -> dict[str, Any]:
         groups = model.router_groups
-        made = super().written(model) | {
+        theirs = super().written(model) | {
             "n_shared_experts": model.experts_shared // model.dims["d_ff"].size,
             "n_group": groups,
             "topk_group": model.router_groups_used or groups,
             "num_key_value_heads": model.heads,
         }
         if "topk_method" in self.settings and self.scores == "softmax":
-            made["topk_method"] = _GREEDY[groups > 1]
-        return made
+            theirs["topk_method"] = _GREEDY[groups > 1]
+        return theirs
 
 
 class DeepseekV3(DeepseekV2):

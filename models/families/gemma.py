@@ -76,22 +76,22 @@ class Gemma2(Decoder):
     layers = {**PROJECTIONS, **SHARED_MLP, **_NORMS}
 
     def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
-        made = super().more(said, found, tensors)
-        made["attention_softcap"] = said["attn_logit_softcapping"] or 0.0
-        made["logit_softcap"] = said["final_logit_softcapping"] or 0.0
-        return made | {"query_scale": float(said["query_pre_attn_scalar"])}
+        ours = super().more(said, found, tensors)
+        ours["attention_softcap"] = said["attn_logit_softcapping"] or 0.0
+        ours["logit_softcap"] = said["final_logit_softcapping"] or 0.0
+        return ours | {"query_scale": float(said["query_pre_attn_scalar"])}
 
     def usual_window(self, said: Said, window: int | None) -> Callable[[int], bool]:
         return alternating
 
     def written(self, model: Any) -> dict[str, Any]:
-        made = super().written(model)
+        theirs = super().written(model)
         if model.choice("activation") == "gelu":
-            made["hidden_activation"] = "gelu_pytorch_tanh"
-        made["attn_logit_softcapping"] = model.attention_softcap or None
-        made["final_logit_softcapping"] = model.logit_softcap or None
+            theirs["hidden_activation"] = "gelu_pytorch_tanh"
+        theirs["attn_logit_softcapping"] = model.attention_softcap or None
+        theirs["final_logit_softcapping"] = model.logit_softcap or None
         scale = model.query_scale or float(model.dims["head_dim"].size)
-        return made | {"query_pre_attn_scalar": int(scale) if scale == int(scale) else scale}
+        return theirs | {"query_pre_attn_scalar": int(scale) if scale == int(scale) else scale}
 
 
 class Gemma3(Gemma2):

@@ -71,8 +71,8 @@ class GPT2(Decoder):
     }
 
     def more(self, said: Said, found: Said, tensors: Names) -> dict[str, Any]:
-        made = super().more(said, found, tensors)
-        return made if said["scale_attn_weights"] else made | {"query_scale": 1.0}
+        ours = super().more(said, found, tensors)
+        return ours if said["scale_attn_weights"] else ours | {"query_scale": 1.0}
 
     def rotary(self, said: Said) -> dict[str, Any]:
         return {}

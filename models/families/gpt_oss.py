@@ -85,6 +85,6 @@ class GptOss(WithExperts):
         return alternating
 
     def written(self, model: Any) -> dict[str, Any]:
-        made = super().written(model)
+        theirs = super().written(model)
         # Without a word they would be scaled.
-        return made | {"rope_scaling": made["rope_scaling"] or {"rope_type": "default"}}
+        return theirs | {"rope_scaling": theirs["rope_scaling"] or {"rope_type": "default"}}

@@ -48,5 +48,5 @@ class Phi3(Decoder):
 
     def written(self, model: Any) -> dict[str, Any]:
         # The usual token for padding is one that a small vocabulary lacks.
-        made = super().written(model) | {"pad_token_id": None}
-        return made | {"partial_rotary_factor": model.rotary_fraction}
+        theirs = super().written(model) | {"pad_token_id": None}
+        return theirs | {"partial_rotary_factor": model.rotary_fraction}

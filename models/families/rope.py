@@ -1,7 +1,7 @@
-"""Rotary positions in a `config.json`: what its tables say, old and new, and as settings here.
+"""Rotary positions in a `config.json`: its tables, old and new, and our settings.
 
-Version 5 of `transformers` has one table, `rope_parameters`. Older files have `rope_scaling`, which
-wins where both are there, and settings beside it.
+Version 5 of `transformers` has one table, `rope_parameters`. Older files have `rope_scaling`, and
+further settings outside of the table. If a file has both tables, `rope_scaling` holds.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _TABLES: dict[str, dict[str, Setting]] = {
         "long_factor": each(number(above=0), REQUIRED),
     },
 }
-# Settings here with the names that they have in the tables, for errors.
+# Our settings, each with their name in the tables, for errors.
 TERMS = {
     "rotary_low": "beta_slow or low_freq_factor",
     "rotary_high": "beta_fast or high_freq_factor",
@@ -81,9 +81,9 @@ TERMS = {
 
 
 def one_table(said: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The table of a file that has one for all layers, and its name.
+    """The table of a file that has one table for all layers, and the name of the table.
 
-    What stands beside the table holds where the table has no such entry.
+    Settings outside of the table are added to it, where it has no such entry.
     """
     name = "rope_scaling" if said["rope_scaling"] else "rope_parameters"
     found = said[name] or {}
@@ -93,17 +93,17 @@ def one_table(said: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
             "each kind"
         )
     beside = {key: said[key] for key in ("rope_theta", "partial_rotary_factor")}
-    if "original_max_position_embeddings" in said:  # which wins
+    if "original_max_position_embeddings" in said:  # it holds whatever the table says
         first = said["original_max_position_embeddings"]
         return {**beside, **found, "original_max_position_embeddings": first}, name
     return {**beside, **found}, name
 
 
 def kind_of(found: Mapping[str, Any], name: str, known: tuple[str, ...] = SCALINGS[1:]) -> str:
-    """The type of rotary positions that a table says.
+    """The type of rotary positions in a table.
 
     Raises:
-      MeshDSLError: it is not one of `known`.
+      MeshDSLError: the type is not one of `known`.
     """
     kind = found.get("rope_type", found.get("type", "default"))
     if kind != "default" and kind not in known:
@@ -116,13 +116,13 @@ def kind_of(found: Mapping[str, Any], name: str, known: tuple[str, ...] = SCALIN
 
 
 def settings_of(kind: str, table: Mapping[str, Any], name: str, longest: int) -> dict[str, Any]:
-    """The settings here of a table.
+    """Our settings of rotary positions, from their table.
 
     Args:
       kind: the type of rotary positions.
-      table: its entries, `rope_theta` among them.
-      name: of the table, for errors.
-      longest: tokens in the longest sequence.
+      table: the entries of the table, `rope_theta` among them.
+      name: the name of the table, for errors.
+      longest: how many tokens the longest sequence has.
 
     Raises:
       MeshDSLError: an entry is missing, or not legal.
@@ -161,10 +161,7 @@ def _yarn_gain(said: Mapping[str, Any], factor: float) -> float:
 
 
 def written(model: Any) -> dict[str, Any]:
-    """The settings of a model's rotary positions in a file, in the old way.
-
-    Every version reads them.
-    """
+    """Their settings of a model's rotary positions, in the old form, which every version reads."""
     found: dict[str, Any] = {"rope_theta": model.rotary_base, "rope_scaling": None}
     kind = model.rotary_scaling
     if kind == "none":
@@ -184,7 +181,7 @@ def written(model: Any) -> dict[str, Any]:
             scaling["truncate"] = False
         if model.rotary_score_gain:
             scaling["mscale_all_dim"] = model.rotary_score_gain
-    if kind == "dynamic":  # which goes by the longest, and longer texts are read all the same
+    if kind == "dynamic":  # this type goes by it, and longer texts are read all the same
         found["max_position_embeddings"] = model.rotary_length
     elif kind != "linear" and model.rotary_length:
         scaling["original_max_position_embeddings"] = model.rotary_length

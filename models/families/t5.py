@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshdsl.models.families.adapter import MOST, Adapter, Modules, Names, Said
-from meshdsl.models.families.decoder import ACTIVATIONS, SPELLED
+from meshdsl.models.families.decoder import ACTIVATIONS, THEIRS
 from meshdsl.schema import Setting, number, only, switch, whole, word
 
 _RELATIVE = "block.0.layer.0.SelfAttention.relative_attention_bias"
@@ -100,7 +100,7 @@ class T5(Adapter):
         }
 
     def written(self, model: Any) -> dict[str, Any]:
-        act = SPELLED[model.activation]
+        act = THEIRS[model.activation]
         if model.gated:  # `gated-gelu` is read as the approximation
             act = f"gated-{'gelu_python' if act == 'gelu' else act}"
         return {

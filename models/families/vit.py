@@ -7,7 +7,7 @@ from typing import Any
 from meshdsl.errors import MeshDSLError
 from meshdsl.models.families import encoder
 from meshdsl.models.families.adapter import Adapter, Names, Said
-from meshdsl.models.families.decoder import ACTIVATIONS, SPELLED
+from meshdsl.models.families.decoder import ACTIVATIONS, THEIRS
 from meshdsl.schema import one_or_each, switch, whole
 
 
@@ -58,8 +58,8 @@ class ViT(Adapter):
         encoder.one_of(said, (self.architecture,))
         size = said["image_size"]
         height, width = size if isinstance(size, list) else (size, size)
-        made = {"height": height, "width": width, "classes": encoder.classes(said)}
-        return made | {"activation": ACTIVATIONS[said["hidden_act"]]}
+        ours = {"height": height, "width": width, "classes": encoder.classes(said)}
+        return ours | {"activation": ACTIVATIONS[said["hidden_act"]]}
 
     def written(self, model: Any) -> dict[str, Any]:
         if model.height != model.width:
@@ -67,5 +67,5 @@ class ViT(Adapter):
                 f"model: a vit of Hugging Face has square images, and this one {model.height} x "
                 f"{model.width}"
             )
-        made = {"image_size": model.height, "hidden_act": SPELLED[model.activation]}
-        return made | encoder.labels(model.classes)
+        theirs = {"image_size": model.height, "hidden_act": THEIRS[model.activation]}
+        return theirs | encoder.labels(model.classes)

@@ -150,6 +150,14 @@ ERRORS = [
         "cross_entropy: the targets have the dims of the tokens, [a=4], not [a=4, c=3]",
     ),
     (
+        lambda: md.cross_entropy(X, HEAD, IDS, dtype=HEAD.array),
+        "cross_entropy: `dtype` is a dtype such as jnp.bfloat16 or None, not of type ArrayImpl",
+    ),
+    (
+        lambda: md.cross_entropy(X, HEAD, IDS, dtype=int),
+        "cross_entropy: `dtype` is a floating-point dtype, not int",
+    ),
+    (
         lambda: md.cross_entropy(X, HEAD, IDS, bias=data(A, VOCAB)),
         "cross_entropy: the bias has vocab=5 alone, not [a=4, vocab=5]",
     ),

@@ -6,8 +6,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.ops.attention import parts
-from meshdsl.ops.attention.blocks import Options, Sides
 from meshdsl.ops.attention.kernels import Place, Runs, kernel_of
+from meshdsl.ops.attention.operands import Options, Sides
 from tests.helpers import assert_equal, assert_same, layout, only, with_gradients
 from tests.ops.attention_operands import RING, beside, blocks_and, operands
 

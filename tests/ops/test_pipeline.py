@@ -195,7 +195,7 @@ def test_what_waits_spoils_nothing(monkeypatch):
         item = number - self.stages.number
         real = (item >= 0) & (item < self.stages.schedule.items)
         nothing = jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), carried((made, ys)))
-        return pipeline._choose(real, (made, ys), uncarried(nothing))
+        return pipeline.choose(real, (made, ys), uncarried(nothing))
 
     monkeypatch.setattr(pipeline._Pipe, "_chunk", spoilt)
     program, _ = assert_same(run, *args, layout=rules)

@@ -1,16 +1,16 @@
-"""`move = "exchange"`: elements travel to the devices that have the parts, and the parts stay.
+"""`move = "exchange"`: the parts of a dim stay on their devices, and other elements travel to them.
 
-Two kinds of ops can be served so.
+Two kinds of ops can take operands by this move.
 
 A lookup: an embedding's table is split at rest by `d_model -> data`, and `batch -> data` splits the
 indices. By the law the table would be gathered. With `{ rule = "d_model -> data", move = "exchange"
-}` its vectors stay split: each device gets the indices of all, looks them up in its part of every
-vector, and the law brings the result from `d_model` to `batch`, which is one all_to_all. In the
+}` its vectors stay split: each device gets the indices of all devices, looks them up in its part of
+every vector, and the law brings the result from `d_model` to `batch`, by one all_to_all. In the
 backward pass that is an all_to_all of the cotangents, and the gradient of the table needs no sum
 over `data`.
 
-Experts: rows are sent to the devices that have their experts, and back (`ops.routed_exchange`), an
-all_to_all each way, and likewise in the backward pass.
+Experts: rows are sent to the devices that have their experts, and back (`ops.routed_exchange`). It
+is an all_to_all each way, in the backward pass too.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ from meshdsl.tensor import Tensor
 
 
 class Visited(Parts):
-    """Parts that stay where they are, and are sent elements of other operands."""
+    """Parts that stay on their devices, while elements of other operands are sent there."""
 
     def swap(self, tree):
-        """Every array of `tree` cut in as many pieces as there are parts, one sent to each device.
+        """The pieces that other devices send to this one: an all_to_all of every array of `tree`.
 
-        The pieces lie along the first position, there and in what arrives, in the order of the
-        parts. It is not written down: see `note_swap`.
+        Each array is cut along its first position into one piece for each part, in the order of the
+        parts, and the pieces that arrive are joined along that position in the same order. The
+        all_to_all is not written in the record: `note_swap` does that.
         """
         with jax.named_scope(self._op.tag):
             return jax.tree.map(lambda x: collectives.all_to_all(x, self.axes, 0, 0), tree)
 
     def note_swap(self, x, backward: int) -> None:
-        """Write down that an array of the shape of `x` is cut and sent in the forward pass.
+        """Write down one `swap` of an array of the shape of `x` in the forward pass.
 
         Args:
-          backward: how often it is so in the backward pass, one or more times.
+          backward: how many swaps of such an array there are in the backward pass; at least one.
         """
         size = x.size * jnp.dtype(x.dtype).itemsize
         axes = self._scope.in_mesh_order(self.axes)
@@ -68,7 +69,7 @@ class Visited(Parts):
 
 
 class Exchange(Move):
-    """Operands whose parts stay, while elements of others are sent there or looked up there."""
+    """The move by which the parts of an operand stay, and elements of others go there."""
 
     name = "exchange"
     words = "its parts are exchanged"
@@ -84,9 +85,9 @@ class Exchange(Move):
         return rules.parts_at_rest(self.name, fact.dim, fact.operands, taken)
 
     def staying(self, operand: Tensor, other: Tensor, dim: Dim) -> tuple[Stays, ...]:
-        """See `Move`. An axis that splits such a dim, or one that the two share, splits no other.
+        """See `Move`. Axes that another dim of the operand takes by the law are not available.
 
-        An operand of which a whole copy is at hand has nothing to exchange.
+        An operand with a whole copy (`copy_of`) is looked up in that copy, and nothing stays split.
         """
         at_rest, given = operand.placement, other.placement
         if at_rest is None or given is None or given.scope is not at_rest.scope:

@@ -1,15 +1,14 @@
 """What a move is: one way in which the rules of a layout bring a tensor to an op.
 
-A rule names a move in one of its attributes, `move = "ring"` or `order = "zigzag"`; an op never
-does. It states two facts instead, and what it does not state is the safe default:
+A rule names a move in one of its attributes, `move = "ring"` or `order = "zigzag"`. An op names
+none. An op states two facts instead, each with a default that is always right:
 
 - of which dims its local function needs consecutive elements (`Nest.in_order`; by default of all);
 - along which dims it can take operands part by part (`Nest.by_parts`; by default along none).
 
-A `Move` says the rest: when it applies to a rule and a loop nest, what it does to an array, which
-collective each of its own is in the backward pass, and in which words it is described. Each has a
-file in this folder and a line in `table.TABLE`. Every method here does what is right for a move
-that has nothing to say.
+A `Move` says the rest: when it applies to a rule and a loop nest, what it does to an array, what
+each of its collectives becomes in the backward pass, and in which words it is described. Each move
+has a file in this folder and a line in `table.TABLE`, and overrides the methods that concern it.
 """
 
 from __future__ import annotations
@@ -24,23 +23,22 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.dims import Dim, Dims
+from meshdsl.lowering.collectives import Axes
 from meshdsl.lowering.scope import Scope
 from meshdsl.program.recorder import Move as Recorded
 from meshdsl.program.recorder import Op
 from meshdsl.splits.changes import Split
 
-Axes = tuple[str, ...]
-
 
 class ByParts(NamedTuple):
-    """That the local function of an op can take operands part by part along a dim.
+    """The statement that the local function of an op can take operands part by part along a dim.
 
     Attributes:
-      dim: of the loop nest.
-      operands: the dims of each operand that may come so.
-      terms: where the result is a sum over devices, the function can make that part by part too.
-      sent: dims whose elements the function can send to the devices that have the parts. Without
-        any, the parts come to the elements.
+      dim: a dim of the loop nest.
+      operands: the dims of each operand that may come part by part.
+      terms: whether the function can also compute a result that is a sum over devices part by part.
+      sent: dims whose elements the function can send to the devices that have the parts. If there
+        are none, the parts travel to the elements.
     """
 
     dim: Dim
@@ -50,10 +48,10 @@ class ByParts(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """The rules that split a loop nest: those of a scope at a level, but for spent axes.
+    """The rules that split a loop nest: those of a scope at a level, without some axes.
 
     Attributes:
-      spent: axes of a pending sum, which split nothing until it is taken.
+      spent: the axes that are left out: those of a pending sum, until it is taken.
     """
 
     scope: Scope
@@ -69,10 +67,14 @@ class Rules(NamedTuple):
     def parts_at_rest(
         self, move: str, dim: Dim, carriers: Sequence[Dims], taken: Collection[str]
     ) -> Axes:
-        """The axes over which rules with this `move` split `dim` at rest; none for the others.
+        """The axes over which rules with this `move` split `dim` at rest in each of some tensors.
 
-        They split it alike in tensors of all the dims of `carriers`, and other dims of the loop
-        have `taken` them.
+        They are empty where the tensors are not all split alike along `dim`.
+
+        Args:
+          carriers: the dims of each of the tensors.
+          taken: the axes that other dims of the loop have taken. Only these are looked for: the
+            loop itself could split `dim` over any other.
         """
         splits = set()
         for dims in carriers:
@@ -84,7 +86,11 @@ class Rules(NamedTuple):
 
 
 class Stays(NamedTuple):
-    """A dim that stays split in a loop as it is at rest, and the rule that says so."""
+    """A dim that a loop keeps split as it is at rest.
+
+    Attributes:
+      why: the rules that say so, for the record.
+    """
 
     dim: Dim
     axes: Axes
@@ -95,14 +101,15 @@ class Move:
     """One way in which a rule brings a tensor to an op.
 
     Attributes:
-      attribute: the attribute of a rule that names it.
-      name: what it is called there.
-      words: what is said of a rule that names it; nothing for the default.
-      only_rules: why no rule but those of the list `rules` may name it; empty if all may.
-      backward: for each collective that it makes, that which JAX makes of it in the backward pass.
-      blocks: how many runs of consecutive elements a part has.
-      view: what the local function sees of operands that come part by part.
-      holds_parts: the loop splits a dim that comes part by part over no other axes.
+      attribute: the attribute of a rule that names the move: "move" or "order".
+      name: the value of that attribute.
+      words: the description of a rule that names the move; empty for the default move.
+      only_rules: if only rules of the list `rules` may name the move, what the other lists say of a
+        tensor, as the end of the error message; else empty.
+      backward: for each collective of the move, the collective that it is in the backward pass.
+      blocks: how many runs of consecutive elements each part has.
+      view: the class of the parts that the local function gets, if operands come part by part.
+      holds_parts: whether the loop splits a dim that comes part by part over no further axes.
     """
 
     attribute = "move"
@@ -115,9 +122,10 @@ class Move:
     holds_parts = False
 
     def operand_axes(self, fact: ByParts, free: Dims, rules: Rules) -> Axes:
-        """The axes over which operands come in the parts that they have at rest.
+        """The axes of the parts, if operands come part by part by this move; else none.
 
         Args:
+          fact: what the op has stated of a dim.
           free: the dims of the loop that the rules may split.
         """
         return ()
@@ -125,38 +133,45 @@ class Move:
     def result_axes(
         self, fact: ByParts, dims: Dims, now: Axes, summed: Collection[str], rules: Rules
     ) -> Axes:
-        """The axes over which a result that is a sum is made part by part.
+        """The axes of the parts, if a sum over devices is computed part by part; else none.
 
         Args:
-          dims: of the result.
-          now: the axes of the loop that split the dim.
+          fact: what the op has stated of a dim.
+          dims: the dims of the result.
+          now: the axes that split the dim in the loop.
           summed: the axes over which the result is a sum.
         """
         return ()
 
     def staying(self, operand, other, dim: Dim) -> tuple[Stays, ...]:
-        """The dims of an operand that stay in parts while elements of `dim` are looked up in it."""
-        return ()
-
-    # What follows is of an order of parts. That of a move which is no order is the natural one.
-
-    def runs(self, number, parts: int, size: int) -> list[tuple[Any, int]]:
-        """The runs of elements that a part has: the index of the first of each, and its size.
+        """The dims of an operand that stay split while elements along `dim` are looked up in it.
 
         Args:
-          number: of the part; may be traced.
-          size: of each part.
+          other: the Tensor of the indices to look up.
+        """
+        return ()
+
+    # The following methods say which elements each part has. Here they say it of natural order,
+    # which is right for every move that is not an order.
+
+    def runs(self, number, parts: int, size: int) -> list[tuple[Any, int]]:
+        """The runs of elements that a part has: of each run the first index, and the size.
+
+        Args:
+          number: the number of the part; may be traced.
+          parts: how many parts there are.
+          size: the size of each part.
         """
         return [(number * size, size)]
 
     def taken(self, x, at: int, number, parts: int) -> jax.Array:
-        """The part of this `number` of an array that has all elements at position `at`."""
+        """Part `number` of an array that has all elements of the dim at position `at`."""
         size = x.shape[at] // parts
         runs = [lax.dynamic_slice_in_dim(x, s, n, at) for s, n in self.runs(number, parts, size)]
         return jnp.concatenate(runs, at) if len(runs) > 1 else runs[0]
 
     def cut(self, x, at: int, parts: int) -> Any:
-        """An array of all elements, arranged such that its equal runs are the parts."""
+        """An array with all elements, rearranged so that the parts are its runs of equal size."""
         return x
 
     def joined(self, x, at: int, parts: int) -> Any:
@@ -166,17 +181,18 @@ class Move:
     def reordered(
         self, x, at: int, axes: Axes, sizes: Mapping[str, int], send: Callable, *, into: bool
     ) -> Any:
-        """The array after devices have exchanged blocks: from natural order, or back to it.
+        """The array after devices have exchanged blocks: from natural order into this, or back.
 
         Args:
-          send: called with an array and pairs of parts, from which and to which it goes.
-          into: into this order; otherwise back.
+          axes: the axes that split the dim at position `at`.
+          send: called with an array and pairs (source, target) of parts; returns what arrives.
+          into: from natural order into this order; otherwise back.
         """
         return x
 
 
 class Natural(Move):
-    """Runs of a dim, one after the other: no word of a rule is needed for it."""
+    """The order that parts have by default: part i is the i-th run of elements."""
 
     attribute = "order"
     name = "natural"
@@ -189,11 +205,11 @@ class Parts:
     """The parts of `dim`, over `axes`, of operands that come part by part.
 
     Attributes:
-      axes: over which the parts lie.
-      count: how many there are, which is also how many devices have one.
-      all_parts: how many there are where the loop splits the dim besides.
-      size: of each part, with padding.
-      order: which elements each has.
+      axes: the axes over which the parts lie.
+      count: how many parts there are along these axes: one on each device.
+      all_parts: how many parts the whole dim has, if the loop splits it over other axes too.
+      size: the size of each part, with padding.
+      order: the order, which says which elements each part has.
     """
 
     def __init__(
@@ -202,8 +218,8 @@ class Parts:
         """Parts of a dim.
 
         Args:
-          outer: the axes over which the loop of the op splits `dim` besides.
-          level: of the op.
+          outer: the axes over which the loop of the op splits `dim` too.
+          level: the level whose rules split that loop.
         """
         self._dim, self._outer, self._scope, self._level, self._op = dim, outer, scope, level, op
         self.axes, self.order = axes, order
@@ -211,22 +227,17 @@ class Parts:
         self.all_parts = scope.parts((*outer, *axes))
         self.size = scope.part(dim, (*outer, *axes))
 
-    @property
-    def key(self) -> tuple:
-        """All that a local function can learn from this, but for the sizes of the mesh."""
-        return self.axes, self._outer, self.order.name, self._why
-
     @cached_property
     def _why(self) -> str:
         return str(self._scope.rule((self._dim,), self._level, self.axes[0]))
 
     def has(self, dims: Dims) -> bool:
-        """Whether an operand of these dims comes part by part."""
+        """Whether an operand with these dims comes part by part."""
         return in_parts(dims, self._dim, self.axes, self._scope, self._level)
 
 
 def in_parts(dims: Dims, dim: Dim, axes: Axes, scope: Scope, level: str) -> bool:
-    """Whether the law splits `dim`, in a tensor of these dims, over all `axes`."""
+    """Whether the law splits `dim` over all `axes` in a tensor with these dims."""
     return dim in dims and set(axes) <= set(scope.split(dims, level)[dims.index(dim)])
 
 
@@ -242,6 +253,6 @@ def nbytes(x) -> int:
 
 
 def record(op: Op, scope, operation: str, axes, size: int, why: str, backward: str) -> None:
-    """Write a move down, unless nothing travels: over axes of size 1, or of no elements."""
+    """Write a move down, unless nothing travels: axes of size 1, or no elements."""
     if size and scope.parts(axes) > 1:
         op.moves.append(Recorded(operation, axes, size, why, backward))

@@ -1,10 +1,11 @@
-"""`move = "ring"`: the parts of a dim go round, and the next one travels while a device computes.
+"""`move = "ring"`: the parts of a dim go round the devices, and travel while these compute.
 
 Where a rule with `move = "ring"` splits a dim at rest, and an op needs all of that dim on every
 device, the op may take one part after the other instead of gathering them. On turn 0 a device has
-its own part, on turn 1 that of the device before it, and so on. So no device ever holds the whole.
-Where the result is a sum that the law would scatter over the dim, the terms are made part by part,
-and the sum of each part goes round instead. A hop is a hop back in the backward pass.
+its own part, on turn 1 the part of the device before it, and so on. So no device ever holds the
+whole dim. Where the result is a sum over devices that the law would scatter over the dim, it is the
+sums of the parts that go round: each device adds its own terms of a part when the sum of that part
+comes by. In the backward pass a hop to the next device is a hop to the one before.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from meshdsl.program.collective import crossed
 
 
 class Ring(Parts):
-    """Parts that go round over `axes`."""
+    """Parts that go round the devices along `axes`."""
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """Who sends to whom, as positions along the axes."""
+        """The pairs (source, target) of a hop, as positions along the axes."""
         return [(i, (i + 1) % self.count) for i in range(self.count)]
 
     def hop(self, tree, *, back: bool = False):
-        """Every array of `tree` sent to the next device, or back to the one before it.
+        """Every array of `tree`, sent to the next device, or `back` to the one before.
 
-        It is not written down: see `note`.
+        The hop is not written in the record: `note` does that.
         """
         pairs = [pair[::-1] for pair in self.pairs] if back else self.pairs
         with jax.named_scope(self._op.tag):
@@ -44,9 +45,10 @@ class Ring(Parts):
 
     @property
     def ways(self) -> list[tuple[bool, list[int]]]:
-        """The two ways round, both gone at once: for each whether it goes back, and its turns.
+        """The two ways round the ring: of each whether it goes back, and the turns of its parts.
 
-        A part comes by the shorter way. The turns are in the order in which their parts come.
+        Parts travel both ways at the same time, each by the shorter way to a device. The turns are
+        in the order in which their parts arrive.
         """
         ahead = self.count // 2
         return [
@@ -55,11 +57,12 @@ class Ring(Parts):
         ]
 
     def arriving(self, x, at: int) -> tuple[list[jax.Array], jax.Array]:
-        """The parts by their turns, of `x`, this device's own; and all of them put together.
+        """All parts, in the order of their turns; and all of them put together as one array.
 
-        They come both ways round. Whoever asks for those of the same array gets the same parts.
+        A second call for the same array gives the same parts, which have then travelled once.
 
         Args:
+          x: this device's own part.
           at: the position of the dim.
         """
         key = "ring", self._dim, self._outer, self.axes, self.order.name, at
@@ -77,13 +80,13 @@ class Ring(Parts):
         return found
 
     def summed(self, terms: Sequence[jax.Array]) -> jax.Array:
-        """This device's part of the sum over devices of terms.
+        """This device's part of a sum over devices: the transpose of `arriving`.
 
-        It is the other way of `arriving`: the sum of each part comes round, and every device adds
-        what it has of it.
+        The sum of each part goes round, and every device adds its own term of that part.
 
         Args:
-          terms: for each turn the term of the part that would be here on that turn.
+          terms: this device's term of each part, in the order of the turns on which the parts of an
+            operand would be here.
         """
         total = terms[0]
         self.note(total, self.count - 1, in_backward=True)
@@ -96,13 +99,13 @@ class Ring(Parts):
         return total
 
     def put_together(self, parts: Sequence[jax.Array], at: int) -> jax.Array:
-        """The parts of all turns, each in its place."""
+        """The whole dim, from the parts in the order of their turns."""
         return linear(
             lambda parts: self._put_together(parts, at), lambda x: self._taken_apart(x, at), parts
         )
 
     def taken_apart(self, x, at: int) -> list[jax.Array]:
-        """The parts of all turns, of an array that the axes of the ring do not split."""
+        """The parts in the order of their turns, cut from an array that has all of them."""
         return linear(
             lambda x: self._taken_apart(x, at), lambda parts: self._put_together(parts, at), x
         )
@@ -122,12 +125,12 @@ class Ring(Parts):
         return [self.part_of(x, at, turn) for turn in range(self.count)]
 
     def note(self, x, hops: int, *, in_backward: bool, alone: bool = False, dtype=None) -> None:
-        """Write down that an array of the shape of `x` makes so many hops.
+        """Write down that an array of the shape of `x` makes this number of hops.
 
         Args:
-          in_backward: it makes them in the backward pass, and unless it does so `alone` in the
-            forward pass too.
-          dtype: of the array, where it is not that of `x`.
+          in_backward: whether it makes them in the backward pass too.
+          alone: whether it makes them in the backward pass alone.
+          dtype: the dtype of the array; by default that of `x`.
         """
         size = x.size * jnp.dtype(dtype or x.dtype).itemsize
         if not size or not hops:
@@ -143,12 +146,12 @@ class Ring(Parts):
         return (collectives.position(self.axes) - turn) % self.count
 
     def runs(self, turn) -> list[tuple[jax.Array, int]]:
-        """The runs of elements of the part that is here on a turn: first index and size of each."""
+        """The runs of the part that is here on a turn: of each run the first index and the size."""
         first = collectives.position(self._outer) * self.count if self._outer else 0
         return self.order.runs(first + self.number(turn), self.all_parts, self.size)
 
     def indices(self, turn) -> jax.Array:
-        """The indices in the whole dim of the elements that are here on a turn."""
+        """The indices, in the whole dim, of the elements of the part that is here on a turn."""
         runs = [start + jnp.arange(size, dtype=jnp.int32) for start, size in self.runs(turn)]
         return jnp.concatenate(runs) if len(runs) > 1 else runs[0]
 
@@ -158,12 +161,12 @@ class Ring(Parts):
         return self.size * self.all_parts != self._dim.size
 
     def part_of(self, x, at: int, turn) -> jax.Array:
-        """The part, here on a turn, of an array that is not split over the axes of the ring."""
+        """From an array that has all parts: the part that is here on a turn."""
         whole = resized(x, at, self.size * self.count)
         return self.order.taken(whole, at, self.number(turn), self.count)
 
     def put(self, x, part, at: int, turn) -> jax.Array:
-        """`x` with the elements of `part` in their place: the other way of `part_of`."""
+        """`x`, which has all parts, with `part` in its place: the inverse of `part_of`."""
         whole = resized(x, at, self.size * self.count)
         runs = self.order.runs(self.number(turn), self.count, self.size)
         for (start, _), run in zip(runs, jnp.split(part, len(runs), at), strict=True):
@@ -172,7 +175,7 @@ class Ring(Parts):
 
 
 class ByRing(Move):
-    """Operands whose parts come one after the other, and results whose sums do."""
+    """The move by which the parts of operands, or the sums of the parts of a result, go round."""
 
     name = "ring"
     words = "its parts go round a ring"
@@ -204,6 +207,6 @@ class ByRing(Move):
 
 
 def _within(rules: Rules, dim: Dim, outer: Axes, axes: Axes) -> bool:
-    """Whether the parts over all axes lie within those over the outer ones: with their padding."""
+    """Whether cutting the parts over `outer` again over `axes` needs no further padding."""
     scope = rules.scope
     return not outer or scope.padded(dim, outer) == scope.padded(dim, (*outer, *axes))

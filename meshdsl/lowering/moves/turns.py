@@ -1,12 +1,18 @@
-"""Turns of a loop: in each, one part of a dim is there. A rule with `microbatches` makes them.
+"""Turns of a loop: each turn works on one slice of a dim, such as one microbatch of the batch.
 
-`Scope.taking_turns` adds a rule below all rules of the layout, whose axis stands for turns and not
-for devices. So the law splits tensors over it as over any axis. An array is cut by a slice, in the
-split in which the parts are cut: a tensor goes there in legs, `legs_between`. JAX differentiates
-the slice as it stands. No collective runs over turns, because the other parts are not there: what
-would need one is an error.
+A rule with `microbatches` makes the turns. `Scope.taking_turns` then adds a rule of its own below
+all rules of the layout, for example `batch -> 16 microbatches`, whose axis stands for the turns of
+the loop and not for devices. So the law splits tensors over this axis as over any other. A dim that
+is split over it is *in turns*: inside of the loop, a tensor has only the slice of this turn.
 
-Where such a dim is renamed, or regrouped with others, what comes of it is there in turns too.
+Slices are cut from a tensor in one certain split, the *home* of the dim. A tensor in another split
+is brought home first, then cut, and the slice is brought to the split that is asked for: these are
+the legs of its way (`legs_between`). JAX differentiates the slice as it stands. No collective runs
+over turns, because the slices of other turns do not exist at the same time: an op that would need
+such a collective is an error.
+
+Where a dim in turns is renamed, or regrouped with others, the dim that has its elements afterwards
+is in turns too (`follow`).
 """
 
 from __future__ import annotations
@@ -20,23 +26,22 @@ from jax import lax
 
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
+from meshdsl.lowering.collectives import Axes
 from meshdsl.splits.changes import Change, Split, padded_changes
 from meshdsl.splits.regrouping import Group, best_splits
 from meshdsl.tensor import Tensor
 
-Axes = tuple[str, ...]
-
 
 class Closures:
-    """Tensors from outside of a loop in turns, of which its body takes the parts that are there.
+    """Tensors from outside of a loop in turns that its body uses, and what stands for them.
 
-    A tensor that lies in another split than that in which parts are cut is brought to this one
-    first, and in the body that would be done in each turn. So the body is traced to learn which
-    tensors these are, and they are brought before the loop begins.
+    Before slices are cut from a tensor, the tensor is brought home. If the body did that, it would
+    be done again in each turn. So the body is traced once to learn which tensors it brings home.
+    These are brought home before the loop begins, and the body is traced again.
 
     Attributes:
-      away: tensors that the body has met in another split, each with the one in which its parts are
-        cut. The body may have made some of them itself.
+      away: tensors that were not at home when the body used them, each with its split at home. The
+        body may have computed such a tensor itself.
     """
 
     def __init__(self) -> None:
@@ -44,15 +49,15 @@ class Closures:
         self._home: dict[Hashable, tuple[Tensor, Tensor]] = {}
 
     def met(self, x: Tensor, home: Split) -> None:
-        """The body has brought `x` to the split `home`, in which its parts are cut."""
+        """Note that the body has used `x`, and has brought it to the split `home`."""
         self.away[_identity(x)] = x, home
 
-    def brought(self, x: Tensor, there: Tensor) -> None:
-        """From now on `there` is what the body uses in the place of `x`."""
-        self._home[_identity(x)] = x, there
+    def brought(self, x: Tensor, copy: Tensor) -> None:
+        """From now on the body uses `copy`, which is at home, in the place of `x`."""
+        self._home[_identity(x)] = x, copy
 
     def at_home(self, x: Tensor) -> Tensor:
-        """What was brought in the place of `x`; else `x`."""
+        """The copy of `x` that was brought home; `x` itself if there is none."""
         _, found = self._home.get(_identity(x), (x, x))
         return found
 
@@ -65,10 +70,10 @@ class Turn(NamedTuple):
     """A turn of a loop.
 
     Attributes:
-      number: of the turn.
+      number: the number of this turn.
       count: how many turns there are.
-      homes: for each dim of which a part is there, by name, the axes that split it where its parts
-        are cut. In each turn there are elements of every one of these parts.
+      homes: the home of each dim in turns, by its name: the axes that split the dim when slices are
+        cut. Each device cuts its own part of the dim, so a turn has elements of every part.
       closures: what the body takes from outside of the loop.
     """
 
@@ -77,30 +82,30 @@ class Turn(NamedTuple):
     homes: dict[str, Axes]
     closures: Closures
 
-    def part(self, x, at: int) -> jax.Array:
-        """What is there in this turn of an array that is cut at position `at`."""
+    def slice_of(self, x, at: int) -> jax.Array:
+        """This turn's slice of an array, along position `at`."""
         size = x.shape[at] // self.count
         return lax.dynamic_slice_in_dim(x, self.number * size, size, at)
 
     def block(self, dim: Dim, scope) -> int:
-        """How many elements of each part at home are there in a turn."""
+        """How many elements a turn has of each part of `dim` at home."""
         return dim.size // (scope.parts(self.homes[dim.name]) * self.count)
 
     def index_in_whole(self, index, dim: Dim, scope):
-        """The index in the whole dim of an element, by its index among those of a turn."""
+        """The index in the whole dim of an element that has this `index` in the turn's slice."""
         block = self.block(dim, scope)
         return (index // block * self.count + self.number) * block + index % block
 
 
 def at_home(x: Tensor, scope) -> Tensor:
-    """What a loop in turns has brought in the place of `x`, see `Closures`; else `x`."""
+    """The copy of `x` that a loop in turns has brought home, see `Closures`; else `x` itself."""
     for turn in scope.turns.values():
         x = turn.closures.at_home(x)
     return x
 
 
 def needs_all(name: str, rule: str) -> MeshDSLError:
-    """The error of an op that asks for what is there in other turns of a loop."""
+    """The error of an op that asks for the elements of other turns of a loop."""
     return MeshDSLError(
         f"{name}: this needs all of a dim that is cut into microbatches ({rule}), and inside of "
         "the pipeline only one of them is there at a time; compute it outside of the scan, or let "
@@ -109,13 +114,15 @@ def needs_all(name: str, rule: str) -> MeshDSLError:
 
 
 def follow(name: str, x: Tensor, groups: Sequence[Group]) -> None:
-    """Tell the scope which of the new dims of a regrouping are there in turns, as old ones are.
+    """Tell the scope which new dims of a regrouping are in turns, because an old dim was.
 
-    The elements of a group are numbered through, major first. The number of the turn is a digit of
-    that number, and it belongs to the new dim in whose range it stands.
+    Number the elements of a group in order, major first. The number of the turn is one digit of
+    the number of an element. Each new dim has some of the digits, and the one that has the turn's
+    is in turns. For example, where `batch` is in turns, (`batch`, `length`) may be merged to
+    `tokens`: the turn is then a digit of the index in `tokens`.
 
     Raises:
-      MeshDSLError: it stands in no new dim alone.
+      MeshDSLError: no new dim alone has the digit of the turn.
     """
     if x.placement is None or not x.placement.scope.turns:
         return
@@ -126,61 +133,64 @@ def follow(name: str, x: Tensor, groups: Sequence[Group]) -> None:
                 continue
             axis = next(a for a in split[dim] if a in scope.turns)
             before, home = group.old[:i], turn.homes[dim.name]
-            begins = prod(d.size for d in before) * scope.parts(home)
+            place = prod(d.size for d in before) * scope.parts(home)
             outer = (*(axis for d in before for axis in split[d]), *home)
-            found = _place_of(begins, outer, turn, group.new, scope)
+            found = _in_turns(place, outer, turn, group.new, scope)
             if found is None:
                 raise needs_all(name, str(scope.rule((dim,), "rules", axis)))
             scope.also_in_turns(axis, *found)
 
 
-def _place_of(begins: int, outer: Axes, turn: Turn, dims: Dims, scope) -> tuple[Dim, Axes] | None:
-    """Among new `dims` the one that is there in turns, and the axes that split it at home.
+def _in_turns(place: int, outer: Axes, turn: Turn, dims: Dims, scope) -> tuple[Dim, Axes] | None:
+    """The one of the new `dims` that has the digit of the turn, with its home; or None.
 
     Args:
-      begins: where the digit stands: the product of all sizes before it.
-      outer: the axes that decide digits before it, major first.
+      place: where the digit of the turn stands: how many values the digits before it have together.
+      outer: the axes that decide the digits before it, major first.
     """
     end = 1
     for dim in dims:
-        first, end = end, end * dim.size
+        begin, end = end, end * dim.size
         inner = [outer[i:] for i in range(len(outer) + 1)]
-        own = next((axes for axes in inner if first * scope.parts(axes) == begins), None)
-        if own is not None and dim.size % (scope.parts(own) * turn.count) == 0:
-            return dim, own
+        home = next((axes for axes in inner if begin * scope.parts(axes) == place), None)
+        if home is not None and dim.size % (scope.parts(home) * turn.count) == 0:
+            return dim, home
     return None
 
 
 def regrouped(
     now: Split, then: Split, dims: Dims, out: Dims, groups: Sequence[Group], scope
 ) -> tuple[Split, Split]:
-    """As `regrouping.best_splits`, of what is there in a turn."""
+    """As `regrouping.best_splits`. Of dims in turns, it is the slices of a turn that are regrouped.
+
+    The axes of turns are left out before, and added to the same dims afterwards.
+    """
     if not scope.turns:
         return best_splits(now, then, dims, out, groups, scope)
-    there, now_left = scope.in_turn(dims, now)
-    out_there, then_left = scope.in_turn(out, then)
-    of = dict(zip((*dims, *out), (*there, *out_there), strict=True))
-    cut = lambda some: tuple(of[d] for d in some)
-    smaller = [Group(cut(group.old), cut(group.new)) for group in groups]
-    before, after = best_splits(now_left, then_left, there, out_there, smaller, scope)
+    cut_dims, cut_now = scope.in_turn(dims, now)
+    cut_out, cut_then = scope.in_turn(out, then)
+    cut = dict(zip((*dims, *out), (*cut_dims, *cut_out), strict=True))
+    all_cut = lambda dims: tuple(cut[d] for d in dims)
+    cut_groups = [Group(all_cut(group.old), all_cut(group.new)) for group in groups]
+    before, after = best_splits(cut_now, cut_then, cut_dims, cut_out, cut_groups, scope)
     turns = lambda axes: tuple(a for a in axes if a in scope.turns)
-    again = lambda split, had: tuple(
-        (*axes, *turns(own)) for axes, own in zip(split, had, strict=True)
+    with_turns = lambda split, whole: tuple(
+        (*axes, *turns(own)) for axes, own in zip(split, whole, strict=True)
     )
-    return again(before, now), again(after, then)
+    return with_turns(before, now), with_turns(after, then)
 
 
 class Leg(NamedTuple):
     """A leg of the way of a tensor from one split to another.
 
-    There is one leg, unless the tensor gets into a loop in turns: then the first leads to the split
-    in which the parts are cut, on the second nothing travels and the part is taken, and on the
-    third what is there gets on.
+    There is one leg, unless a dim of the tensor is cut into turns on the way. Then there are three:
+    the first brings the tensor home, the second cuts this turn's slice, for which nothing travels,
+    and the third brings the slice to the split at the end.
 
     Attributes:
-      dims: of the tensor, with the sizes that are there.
-      now, then: its splits at the beginning and at the end.
-      changes: that lead from one to the other.
+      dims: the dims of the tensor. One that is in turns on this leg has the size of a slice.
+      now, then: the splits at the beginning and at the end of the leg, without axes of turns.
+      changes: the changes that lead from one to the other.
     """
 
     dims: Dims
@@ -198,27 +208,34 @@ def legs_between(
     if over_turns := tuple(axis for axis in pending if axis in scope.turns):
         return [_impossible(dims, now, Change("psum", over_turns))]
     turns = [(scope.turn_of(a), scope.turn_of(b)) for a, b in zip(now, then, strict=True)]
-    lost = next((i for i, (a, b) in enumerate(turns) if a is not None and b is None), None)
-    if lost is not None:
-        axes = tuple(axis for axis in now[lost] if axis in scope.turns)
-        return [_impossible(dims, now, Change("all_gather", axes, lost))]
+    joined = next((i for i, (a, b) in enumerate(turns) if a is not None and b is None), None)
+    if joined is not None:
+        axes = tuple(axis for axis in now[joined] if axis in scope.turns)
+        return [_impossible(dims, now, Change("all_gather", axes, joined))]
     cut = next((i for i, (a, b) in enumerate(turns) if a is None and b is not None), None)
-    (there, now), (after, then_left) = scope.in_turn(dims, now), scope.in_turn(dims, then)
+    before, now = scope.in_turn(dims, now)
+    after, then_left = scope.in_turn(dims, then)
     if cut is None:
-        return [_leg(there, now, then_left, scope, pending)]
+        return [_leg(before, now, then_left, scope, pending)]
     home = turns[cut][1].homes[dims[cut].name]
-    away = lambda axes: tuple(axis for axis in axes if axis not in home)
-    between = tuple(home if i == cut else away(axes) for i, axes in enumerate(now))
+    others = lambda axes: tuple(axis for axis in axes if axis not in home)
+    home_split = tuple(home if i == cut else others(axes) for i, axes in enumerate(now))
     axes = tuple(axis for axis in then[cut] if axis in scope.turns)
-    taken = Leg(after, between, between, [Change("slice", axes, cut)])
-    first = _leg(there, now, between, scope, pending)
-    return [first, taken, _leg(after, between, then_left, scope, ())]
+    return [
+        _leg(before, now, home_split, scope, pending),
+        Leg(after, home_split, home_split, [Change("slice", axes, cut)]),
+        _leg(after, home_split, then_left, scope, ()),
+    ]
 
 
 def note_closure(x: Tensor, legs: list[Leg], split: Split, scope) -> None:
-    """Note that a body uses `x` if the way to this split leads there from devices of other stages.
+    """Note that the body of a loop in turns uses `x`, if `x` is brought home from other stages.
 
-    A loop in turns brings such a tensor beforehand to where its parts are cut, see `Closures`.
+    Such a tensor is to be brought home before the loop begins, see `Closures`.
+
+    Args:
+      legs: the way of `x` to the split in which the body uses it.
+      split: that split.
     """
     first = legs[0]
     changed = {axis for change in first.changes for axis in change.axes}
@@ -232,5 +249,5 @@ def _leg(dims: Dims, now: Split, then: Split, scope, pending) -> Leg:
 
 
 def _impossible(dims: Dims, now: Split, change: Change) -> Leg:
-    """A leg with a change that no collective can make, because other parts are not there."""
+    """A leg with a change over turns, which no collective can make: it will be refused."""
     return Leg(dims, now, now, [change])

@@ -9,9 +9,10 @@ all parts see equally many. With 4 parts:
 The order nests, as the natural one does: where each part of a dim in zigzag order is itself cut in
 zigzag order over more axes, the dim is in zigzag order over all of them.
 
-A dim that is cut so is first arranged such that the parts are runs of it, and one that has been put
-together of such parts is arranged back: nothing more travels than in natural order. Only where an
-op needs consecutive elements its parts exchange their blocks, by ppermutes.
+Before a dim is cut in this order, its blocks are rearranged so that each part is a run of elements.
+After parts in this order have been joined, the blocks are put back. So nothing more travels than in
+natural order. Only where an op needs consecutive elements do the parts exchange blocks, by
+ppermutes.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Zigzag(Move):
         return window_arrays.of_words(exchanged, x)
 
     def pieces(self, parts: int, size: int, *, into: bool) -> list[Piece]:
-        """The pieces by which parts of this size pass from natural order to this one, or back."""
+        """The pieces that travel when parts go from natural order into this one, or back."""
         pieces, block = [], size // 2
         for part in range(parts):
             for place, (start, _) in enumerate(self.runs(part, parts, size)):
@@ -92,6 +93,6 @@ def _arranged(change: Callable, x, parts: int) -> Any:
 
 
 def _blocks(x, at: int, counts: tuple[int, int]) -> jax.Array:
-    """The array with position `at` as three: `counts` of blocks, and the elements of a block."""
+    """The array with position `at` cut into blocks: `counts` of them, in two positions."""
     size = x.shape[at] // (counts[0] * counts[1])
     return x.reshape(*x.shape[:at], *counts, size, *x.shape[at + 1 :])

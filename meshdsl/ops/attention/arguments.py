@@ -1,4 +1,4 @@
-"""What a call of attention is given: its dims by what they are for, its settings, and Tensors."""
+"""The arguments of a call of attention, checked: dims and what each is for, options, Tensors."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import jax.numpy as jnp
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims, show
 from meshdsl.errors import MeshDSLError, whole_number
-from meshdsl.ops.attention.blocks import Options
+from meshdsl.ops.attention.operands import Options
 from meshdsl.ops.checks import checked_softcap
 from meshdsl.tensor import Tensor, is_tensor
 
-ONE = Dim("_one_query", 1)  # the dim of the queries of a call that has none
+ONE = Dim("_one_query", 1)  # stands for the dim of the queries in a call with one query
 
 
 class Call(NamedTuple):
-    """The dims of one call by what they are for.
+    """The dims of one call, by what they are for.
 
     Attributes:
-      queries, memory, head_dim: as the call names them; `queries` is ONE where it names none.
-      features: of the values.
-      shared: those of key and value besides; the query is the same for one that it lacks.
-      own: those that only the query has.
-      out: of the result.
+      queries, memory, head_dim: the dims that the call names; `queries` is ONE if it names none.
+      features: the features of the values.
+      shared: the other dims of key and value. Along one that the query lacks it is repeated.
+      own: the dims that only the query has.
+      out: the dims of the result.
     """
 
     queries: Dim
@@ -98,13 +98,13 @@ def options_of(call: Call, causal, window, softcap, scale) -> Options:
         window=window,
         softcap=checked_softcap("attention", softcap),
         scale=float(scale) if scale is not None else max(call.head_dim.size, 1) ** -0.5,
-        # A single row of scores is small, and to cut the keys into blocks would be to copy them.
+        # A single row of scores is small, and cutting the keys into blocks would copy them.
         **({"block": max(call.memory.size, 1)} if call.queries is ONE else {}),
     )
 
 
 def beside_of(call: Call, options: Options, segments, positions, bias, sinks) -> dict[str, Tensor]:
-    """The Tensors beside query, key and value that are looked at, by their names in `Sides`."""
+    """The Tensors beside query, key and value that the call needs, by their names in `Sides`."""
     of_segments = _pair("segments", segments, call)
     of_positions = _pair("positions", positions, call, optional=True)
     if bias is not None and call.memory not in bias.dims:
@@ -133,7 +133,7 @@ def beside_of(call: Call, options: Options, segments, positions, bias, sinks) ->
 
 
 def _pair(name: str, given, call: Call, optional: bool = False):
-    """The Tensors of the queries and of the memory that an argument gives."""
+    """The two Tensors of the argument `name`: that of the queries and that of the memory."""
     if given is None:
         return None, None
     pair = given if isinstance(given, (tuple, list)) else (given,)

@@ -1,8 +1,8 @@
 """attention: softmax(query . key) . value as one op, whose local function is a fused kernel.
 
-No scores stand in memory, forwards or backwards. Which kernel works is said by `IMPLEMENTATIONS`: a
-platform has its kernels, each used for every call that it can serve and those before it cannot, and
-blocks of plain JAX serve all the others.
+The scores are never in memory as a whole, in neither pass. `IMPLEMENTATIONS` lists the kernels of
+each platform. A call is served by the first of them that can serve it, and if none can, by blocks
+of plain JAX.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from meshdsl.ops.attention.arguments import (
     check_dtypes,
     options_of,
 )
-from meshdsl.ops.attention.blocks import SAVED, Options, Sides
 from meshdsl.ops.attention.kernels import (
     Place,
     Runs,
@@ -40,7 +39,8 @@ from meshdsl.ops.attention.kernels import (
     splash_lacks,
     visible_share,
 )
-from meshdsl.ops.attention.parts import Way, by_blocks
+from meshdsl.ops.attention.operands import SAVED, Options, Sides
+from meshdsl.ops.attention.parts import Static, by_blocks
 from meshdsl.ops.checkpoint import mark
 from meshdsl.ops.checks import one_of
 from meshdsl.ops.declare import Case, Draw, op
@@ -53,20 +53,22 @@ def _attention_example(attention: Callable, draw: Draw) -> Case:
     names = {"queries": a, "memory": f, "head_dim": e}
     query, key, value = draw.tensor(a, b, c, e), draw.tensor(b, f, e), draw.tensor(b, f, d)
     of_rows, of_columns = draw.integers(a, b, below=2), draw.integers(f, below=2)
-    how = {
-        "causal": draw.pick(False, True),
-        "window": draw.pick(None, 3),
-        "softcap": draw.pick(None, 2.0),
-    }
+    attend = partial(
+        attention,
+        **names,
+        causal=draw.pick(False, True),
+        window=draw.pick(None, 3),
+        softcap=draw.pick(None, 2.0),
+    )
     return draw.pick(
-        Case(lambda q, k, v: attention(q, k, v, **names, **how), (query, key, value), (f,)),
+        Case(attend, (query, key, value), (f,)),
         Case(
-            lambda q, k, v, s, t: attention(q, k, v, segments=(s, t), **names, **how),
+            lambda q, k, v, s, t: attend(q, k, v, segments=(s, t)),
             (query, key, value, of_rows, of_columns),
             (f,),
         ),
         Case(
-            lambda q, k, v, s, t: attention(q, k, v, bias=s, sinks=t, **names, **how),
+            lambda q, k, v, s, t: attend(q, k, v, bias=s, sinks=t),
             (query, key, value, draw.tensor(a, f), draw.tensor(c)),
             (f,),
         ),
@@ -160,8 +162,8 @@ def attention(
         place = _place(at, call, counted)
         name, lacks = _chosen(implementation, at.platform, options, place, *operands, sides)
         at.note(name, 1.0 if IMPLEMENTATIONS[name].skips else share, lacks)
-        way = _way(at, call, options, beside)
-        result = IMPLEMENTATIONS[name].attend(way, place, *operands, sides)
+        static = _static(at, call, options, beside)
+        result = IMPLEMENTATIONS[name].attend(static, place, *operands, sides)
         order = (*call.shared, *call.own, call.queries, call.features)
         if call.queries is ONE:
             order = dim_algebra.without(order, (ONE,))
@@ -181,7 +183,7 @@ def attention(
 
 
 def _operands(at: DeviceLoop, call: Call, tensors, arrays) -> tuple[jax.Array, ...]:
-    """Query, key and value in the order that `blocks.py` describes."""
+    """Query, key and value in the order that `operands.py` describes."""
     leading = (*call.shared, *call.own)
     orders = (
         (*leading, call.queries, call.head_dim),
@@ -199,7 +201,10 @@ def _operands(at: DeviceLoop, call: Call, tensors, arrays) -> tuple[jax.Array, .
 
 
 def _sides(at: DeviceLoop, call: Call, options: Options, beside, arrays) -> Sides:
-    """What stands beside them. Positions that are not given are counted where they are needed."""
+    """The arrays beside query, key and value, with the dims of the scores.
+
+    Positions that a mask needs and that are not given are counted.
+    """
     scores = call.scores
     arrays_beside = {name: fitted(arrays[name], t.dims, scores) for name, t in beside.items()}
     in_parts = at.in_parts(call.memory) is not None  # then columns are counted part by part
@@ -212,26 +217,26 @@ def _sides(at: DeviceLoop, call: Call, options: Options, beside, arrays) -> Side
     return Sides(**arrays_beside)
 
 
-def _way(at: DeviceLoop, call: Call, options: Options, beside) -> Way:
-    """What is known of the call, by blocks."""
+def _static(at: DeviceLoop, call: Call, options: Options, beside) -> Static:
+    """What is known of the call while tracing, for the kernel of plain JAX."""
     ring = at.in_parts(call.memory)
     counted = (options.causal or options.window is not None) and "columns" not in beside
     travels = () if ring is None else tuple(n for n, t in beside.items() if ring.has(t.dims))
-    return Way(options, by_blocks(options), at, call.memory, counted, ring, travels)
+    return Static(options, by_blocks(options), at, call.memory, counted, ring, travels)
 
 
 # -- which kernel ----------------------------------------------------------------------------------
 
 
 class Implementation(NamedTuple):
-    """One way to attend on local arrays.
+    """A kernel for attention on local arrays.
 
     Attributes:
-      attend: called with the `Way`, the `Place`, query, key, value and `Sides`.
-      lacks: called with the same, but the `Options` instead of the way; says what the kernel cannot
-        do of it, or nothing.
-      platform: whose kernel it is; empty for that of every other.
-      skips: whether it leaves out scores that do not count, and so computes what is needed only.
+      attend: called with `Static`, `Place`, query, key, value and `Sides`.
+      lacks: called with `Options` and the other arguments of `attend`; returns what the kernel
+        cannot do for this call, or an empty text.
+      platform: the platform that the kernel is for; empty for a kernel that runs on all.
+      skips: whether the kernel skips scores that do not count.
     """
 
     attend: Callable
@@ -240,14 +245,14 @@ class Implementation(NamedTuple):
     skips: bool = False
 
 
-def _attend_by_blocks(way: Way, _, *arrays) -> jax.Array:
-    if way.ring is None and not way.at.axes(way.memory):
-        return parts.attend_whole(way.options, *arrays)
-    return parts.attend(way, *arrays)
+def _attend_by_blocks(static: Static, _, *arrays) -> jax.Array:
+    if static.ring is None and not static.at.axes(static.memory):
+        return parts.attend_whole(static.options, *arrays)
+    return parts.attend(static, *arrays)
 
 
-def _attend_by(module: str, way: Way, place: Place, *arrays) -> jax.Array:
-    return parts.attend(way._replace(kernel=kernel_of(module, way.options, place)), *arrays)
+def _attend_by(module: str, static: Static, place: Place, *arrays) -> jax.Array:
+    return parts.attend(static._replace(kernel=kernel_of(module, static.options, place)), *arrays)
 
 
 IMPLEMENTATIONS = {
@@ -260,7 +265,7 @@ IMPLEMENTATIONS = {
 
 def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
     count, ring = at.parts(call.queries), at.in_parts(call.memory)
-    # Made anew for each pass: what is traced in one cannot be used in the other.
+    # A function, because the forward pass and the backward pass each trace the numbers themselves.
     numbers = lambda: [start // size for start, size in at.runs(call.queries)]
     part = numbers if count > 1 else None
     rows = _runs(count, at.size(call.queries), at.order(call.queries))
@@ -280,15 +285,19 @@ def _place(at: DeviceLoop, call: Call, counted: bool) -> Place:
 
 
 def _runs(parts: int, size: int, order: Move) -> Runs:
-    """The runs of each part of a dim, of which each has `size` elements."""
+    """The runs of all parts of a dim.
+
+    Args:
+      size: the size of each part.
+    """
     starts = [tuple(start for start, _ in order.runs(i, parts, size)) for i in range(parts)]
     return Runs(tuple(starts), size // order.blocks)
 
 
 def _chosen(wanted: str | None, platform: str, *arguments) -> tuple[str, dict[str, str]]:
-    """The name of the implementation that is asked for, or else of the platform's.
+    """The name of the implementation to use: the `wanted` one, or else one of the platform's.
 
-    With it, what each of the platform's that come before it cannot do of the call.
+    With it comes, for each kernel of the platform that would go before, what it cannot do.
     """
     if wanted is not None:
         if lacks := IMPLEMENTATIONS[wanted].lacks(*arguments):
@@ -298,9 +307,9 @@ def _chosen(wanted: str | None, platform: str, *arguments) -> tuple[str, dict[st
             )
         return wanted, {}
     found: dict[str, str] = {}
-    for name, way in IMPLEMENTATIONS.items():
-        if way.platform == platform:
-            if not (lacks := way.lacks(*arguments)):
+    for name, one in IMPLEMENTATIONS.items():
+        if one.platform == platform:
+            if not (lacks := one.lacks(*arguments)):
                 return name, found
             found[name] = lacks
     return "blocks", found

@@ -1,16 +1,14 @@
 """Attention on local arrays, block by block, for any platform and every feature.
 
-The scores of a block of queries and a block of keys are all that stands in memory at a time.
-Maximum, sum and output are carried from block to block of the keys (the online softmax of Milakov
-and Gimelshein, 2018; Rabe and Staats, 2021), and the backward pass computes the scores again from
-the log-sum-exp of each row (FlashAttention; Dao et al., 2022). So memory grows with the length, and
-not with its square. Of causal attention and of windows, blocks of which nothing counts are skipped.
+At any time only the scores of one block of queries and one block of keys are in memory. Maximum,
+sum and output are carried from one block of keys to the next (the online softmax of Milakov and
+Gimelshein, 2018; Rabe and Staats, 2021). The backward pass computes the scores again, and from the
+log-sum-exp of each row the weights (FlashAttention; Dao et al., 2022). So memory grows with the
+length, and not with its square. In causal attention and with windows, blocks that no query sees are
+skipped.
 
-Arrays are in one order: `query` has shared dims, dims of its own, rows and features; `key` and
-`value` have shared dims, columns and features. What stands beside them (`Sides`) has the dims of
-the scores (shared dims, the query's own dims, rows, columns), of size 1 where it lacks them.
-
-`parts.py` makes one function of these two, with their derivative.
+Arrays are in the order that `operands.py` describes. `parts.py` calls `forward` and `backward` in
+one function with a derivative.
 """
 
 from __future__ import annotations
@@ -24,60 +22,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.ops.arrays import capped, chosen, padded, varying_as
+from meshdsl.ops.attention.operands import HIDDEN, Options, Sides, Slopes, Span, may_see, span
 
-SAVED = "attention"  # the save point of an output and of its log-sum-exp
-HIDDEN = -1e30  # finite: the difference of two of them is no NaN
 _ROW, _COLUMN, _INNER, _FEATURE = 100, 101, 102, 103  # labels in an einsum
-
-
-class Options(NamedTuple):
-    """What is known while tracing.
-
-    Attributes:
-      shared: how many dims, in front, query and key share.
-      causal: a row sees columns up to its own position only.
-      window: a row sees columns that are less than this many positions away; None for all.
-      softcap: scores are bounded to it by a tanh; None for unbounded ones.
-      scale: of the products of queries and keys.
-      block: how many rows, and how many columns, are worked on at a time.
-    """
-
-    shared: int
-    causal: bool
-    window: int | None
-    softcap: float | None
-    scale: float
-    block: int = 512
-
-
-class Sides(NamedTuple):
-    """Arrays beside query, key and value; None where a call has none.
-
-    Attributes:
-      rows, columns: positions of the queries and of the keys.
-      row_segments, column_segments: the documents that they belong to.
-      bias: added to the scores.
-      sinks: for each row one more score, without a value; it has one column. Neither of the
-        functions of this file looks at them.
-      inside: which columns are no padding of a split dim.
-    """
-
-    rows: Any = None
-    columns: Any = None
-    row_segments: Any = None
-    column_segments: Any = None
-    bias: Any = None
-    sinks: Any = None
-    inside: Any = None
-
-
-class Slopes(NamedTuple):
-    """Gradients of what attention is computed of, in float32 or more."""
-
-    query: Any
-    key: Any
-    value: Any
-    bias: Any = None
 
 
 def forward(options: Options, query, key, value, sides: Sides) -> tuple[jax.Array, jax.Array]:
@@ -132,56 +79,32 @@ def forward(options: Options, query, key, value, sides: Sides) -> tuple[jax.Arra
 def backward(
     options: Options, query, key, value, sides: Sides, normaliser, through, cotangent
 ) -> Slopes:
-    """The gradients.
+    """The gradients of query, key, value and bias.
 
     Args:
-      normaliser: the log-sum-exp of each row, 0 where it sees nothing. It may be of more columns
-        than there are here: then these are the gradients of what these columns give to the output.
-      through: how much of each row's cotangent its output has already: the sum of their product
-        over the features, which is what the softmax takes off.
-      cotangent: of the output.
+      normaliser: the log-sum-exp of each row; 0 for a row that sees no column. It may be that of
+        more columns than `key` has. Then the gradients are those of the terms that the columns of
+        `key` add to the output.
+      through: for each row the sum over the features of output times `cotangent`, which the
+        derivative of the softmax subtracts.
+      cotangent: the cotangent of the output.
     """
     labels = _Labels(query.ndim - 2, options.shared)
     wide = normaliser.dtype
     columns = _column_blocks(options, key, value, sides)
-    product = partial(jnp.einsum, preferred_element_type=wide)
 
     def one_block_of_rows(slopes, blocks):
-        row, normaliser, through, cotangent = blocks
+        row, *of_row = blocks
+        seen = partial(_with_block, options, labels, row, *of_row)
+
+        def unseen(query_bar, key_bar, value_bar, block):
+            bias_bar = None
+            if block.bias is not None:
+                bias_bar = varying_as(query, jnp.zeros(block.bias.shape, wide))
+            return query_bar, key_bar, value_bar, bias_bar
 
         def turn(query_bar, blocks):
             block, key_bar, value_bar = blocks
-
-            def seen(query_bar, key_bar, value_bar, block):
-                scores, visible, slope = _scores(options, labels, row, block, wide)
-                weights = _where(visible, jnp.exp(scores - normaliser[..., None]))
-                value_bar += product(
-                    weights.astype(cotangent.dtype),
-                    labels.scores,
-                    cotangent,
-                    labels.output,
-                    labels.value,
-                )
-                weights_bar = product(
-                    cotangent, labels.output, block.value, labels.value, labels.scores
-                )
-                scores_bar = weights * (weights_bar - through[..., None])
-                bias_bar = None
-                if block.bias is not None:
-                    bias_bar = summed_to(scores_bar, block.bias)
-                if slope is not None:
-                    scores_bar = scores_bar * slope
-                scores_bar = (scores_bar * options.scale).astype(query.dtype)
-                key_bar += product(scores_bar, labels.scores, row.query, labels.query, labels.key)
-                query_bar += product(scores_bar, labels.scores, block.key, labels.key, labels.query)
-                return query_bar, key_bar, value_bar, bias_bar
-
-            def unseen(query_bar, key_bar, value_bar, block):
-                bias_bar = None
-                if block.bias is not None:
-                    bias_bar = varying_as(query, jnp.zeros(block.bias.shape, wide))
-                return query_bar, key_bar, value_bar, bias_bar
-
             condition = may_see(options, row.span, block.span)
             operands = (query_bar, key_bar, value_bar, block)
             query_bar, *others = if_seen(condition, seen, unseen, *operands)
@@ -214,38 +137,43 @@ def backward(
     )
 
 
-class Span(NamedTuple):
-    """The least and the greatest of some positions."""
+def _with_block(
+    options: Options,
+    labels: _Labels,
+    row: _Rows,
+    normaliser,
+    through,
+    cotangent,
+    query_bar,
+    key_bar,
+    value_bar,
+    block: _Columns,
+):
+    """The gradients, with the terms of a block of rows and a block of columns added.
 
-    least: Any
-    greatest: Any
+    Args:
+      normaliser, through, cotangent: as for `backward`, for the rows of the block.
+      query_bar, key_bar, value_bar: the gradients so far.
 
-
-def span(positions, stacked: int = 0) -> Span | None:
-    """That of positions, or of each of those that are stacked in front; None where there are none.
-
-    It is asked for outside of a loop over blocks: what JAX takes out of one loses its op's tag.
+    Returns:
+      These gradients, and the gradient of the bias of the two blocks; None without a bias.
     """
-    if positions is None or not positions.size:
-        return None
-    over = tuple(range(stacked, positions.ndim))
-    return Span(positions.min(over), positions.max(over))
-
-
-def may_see(options: Options, rows: Span | None, columns: Span | None) -> jax.Array | None:
-    """Whether a row at one of some positions may see a column at one of others.
-
-    It is False only where none does, and None where nothing can be said of it.
-    """
-    if rows is None or columns is None:
-        return None
-    conditions = []
-    if options.causal:
-        conditions.append(columns.least <= rows.greatest)
-    if options.window is not None:
-        conditions.append(rows.least - columns.greatest < options.window)
-        conditions.append(columns.least - rows.greatest < options.window)
-    return reduce(jnp.logical_and, conditions) if conditions else None
+    wide = normaliser.dtype
+    product = partial(jnp.einsum, preferred_element_type=wide)
+    scores, visible, slope = _scores(options, labels, row, block, wide)
+    weights = _where(visible, jnp.exp(scores - normaliser[..., None]))
+    value_bar += product(
+        weights.astype(cotangent.dtype), labels.scores, cotangent, labels.output, labels.value
+    )
+    weights_bar = product(cotangent, labels.output, block.value, labels.value, labels.scores)
+    scores_bar = weights * (weights_bar - through[..., None])
+    bias_bar = None if block.bias is None else summed_to(scores_bar, block.bias)
+    if slope is not None:
+        scores_bar = scores_bar * slope
+    scores_bar = (scores_bar * options.scale).astype(row.query.dtype)
+    key_bar += product(scores_bar, labels.scores, row.query, labels.query, labels.key)
+    query_bar += product(scores_bar, labels.scores, block.key, labels.key, labels.query)
+    return query_bar, key_bar, value_bar, bias_bar
 
 
 def summed_to(x, like) -> jax.Array:
@@ -255,7 +183,7 @@ def summed_to(x, like) -> jax.Array:
 
 
 class _Labels:
-    """The dims of each array as labels of an einsum."""
+    """The dims of each array, as labels in an einsum."""
 
     def __init__(self, leading: int, shared: int):
         self.scores = [*range(leading), _ROW, _COLUMN]
@@ -266,7 +194,7 @@ class _Labels:
 
 
 class _Rows(NamedTuple):
-    """A block of rows: of the queries and of what stands beside them."""
+    """A block of rows: of the queries, and of `Sides`."""
 
     query: Any
     rows: Any
@@ -276,9 +204,10 @@ class _Rows(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """A block of columns: of keys and values, and of what stands beside them.
+    """A block of columns: of keys and values, and of `Sides`.
 
-    `inside` says which columns are not padding, and is None where none is.
+    Attributes:
+      inside: which columns are not padding; None if there is no padding.
     """
 
     key: Any
@@ -338,10 +267,10 @@ def _with_bias(columns: _Columns, row: _Rows) -> _Columns:
 
 
 def _cut(x, at: int, count: int, size: int, mode: str = "constant"):
-    """`x` in `count` blocks along position `at`, stacked along a first position.
+    """`x` cut into `count` blocks along position `at`, stacked along a first position.
 
-    The last one is padded: positions by "edge", so that those of a padded block lie
-    as close together as those of a whole one.
+    The last block is padded. Positions are padded by `mode` "edge", so that the span of a block
+    does not grow.
     """
     if x is None:
         return None
@@ -353,7 +282,7 @@ def _cut(x, at: int, count: int, size: int, mode: str = "constant"):
 
 
 def _joined(parts, at: int, length: int) -> jax.Array:
-    """Stacked blocks put together along position `at`, of which `length` elements are real."""
+    """Stacked blocks joined along position `at`, without the padding after `length` elements."""
     parts = jnp.moveaxis(parts, 0, at)
     size = parts.shape[at] * parts.shape[at + 1]
     joined = parts.reshape(*parts.shape[:at], size, *parts.shape[at + 2 :])
@@ -361,16 +290,17 @@ def _joined(parts, at: int, length: int) -> jax.Array:
 
 
 def if_seen(condition, seen: Callable, unseen: Callable, *operands):
-    """`seen(*operands)` where the condition holds or nothing is known of it, else `unseen`."""
+    """`seen(*operands)` if the condition is true or None, else `unseen(*operands)`."""
     if condition is None:
         return seen(*operands)
     return lax.cond(condition, seen, unseen, *operands)
 
 
 def _scores(options: Options, labels: _Labels, row: _Rows, block: _Columns, wide):
-    """The scores of one block, which of them count, and the derivative of the soft cap.
+    """The scores of one block; which of them count; and the derivative of the soft cap.
 
-    What does not count has a score far below all others. Either of the last two may be None.
+    A score that does not count is `HIDDEN`, far below all others. The second result is None if all
+    scores count, the third if there is no soft cap.
     """
     scores = jnp.einsum(
         row.query, labels.query, block.key, labels.key, labels.scores, preferred_element_type=wide

@@ -1,15 +1,17 @@
-"""Attention by cuDNN, through `jax.nn.dot_product_attention`, inside of a derivative of our own.
+"""Attention by cuDNN, through `jax.nn.dot_product_attention`, with a derivative of our own.
 
-JAX gives the log-sum-exp of each row rounded to the dtype of the output, and keeps the exact one to
-itself. But the pullback that `jax.vjp` makes is a pytree of all that the backward pass reads: the
-query, the key, the value, the output and the exact log-sum-exp. The last two are taken from it
-here, so that a checkpoint can keep them, and put into another pullback when the backward pass runs.
-The forward pass that made that pullback then has no reader, and compilers leave it out.
+The public function of JAX gives the log-sum-exp of each row only rounded to the dtype of the
+output. But the pullback of `jax.vjp` is a pytree of all arrays that the backward pass reads: the
+query, the key, the value, the output and the exact log-sum-exp. The last two are read from that
+pytree here, so that `md.checkpoint` can keep them. When the backward pass runs, they are put into
+the pullback of a second forward pass. That pass then computes nothing that is used, and compilers
+leave it out.
 
-Where the queries are split, causal attention is two calls: of the keys before this part of the
-queries, of which all are seen, and of the keys of the part itself. Their outputs are merged by the
-log-sum-exp, and each backward call is given the merged two, from which it finds its own share of
-the gradients (Liu et al., 2023, "Ring attention").
+Where the queries are split, causal attention is two calls: one with the keys before this part of
+the queries, all of which are seen, and one with the keys at the positions of the part itself. The
+two outputs are merged by their log-sum-exps. Each backward call gets the merged output and
+log-sum-exp, and finds from them its own terms of the gradients (Liu et al., 2023, "Ring
+attention").
 
 Arrays are in cuDNN's order: batch, positions, heads, features.
 """
@@ -26,15 +28,16 @@ import jax.numpy as jnp
 from jax import ad_checkpoint, lax
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.ops.arrays import as_one, varying_together
-from meshdsl.ops.attention.blocks import HIDDEN, SAVED, Options, Sides
+from meshdsl.lowering import collectives
+from meshdsl.ops.arrays import as_one
 from meshdsl.ops.attention.kernels import Place, products_of, visible_share
-from meshdsl.ops.attention.parts import Way
+from meshdsl.ops.attention.operands import HIDDEN, SAVED, Options, Sides
+from meshdsl.ops.attention.parts import Static
 
 
-def attend(way: Way, place: Place, query, key, value, sides: Sides) -> jax.Array:
-    """The output. Arrays are in the order of `blocks.py`; positions count from 0."""
-    options = way.options
+def attend(static: Static, place: Place, query, key, value, sides: Sides) -> jax.Array:
+    """The output. Arrays are in the order of `operands.py`; positions count from 0."""
+    options = static.options
     leading, shared = query.shape[:-2], query.shape[: options.shared]
     batch, heads = math.prod(shared[:-1]), math.prod(shared[-1:])
     group = math.prod(leading[options.shared :])
@@ -44,9 +47,9 @@ def attend(way: Way, place: Place, query, key, value, sides: Sides) -> jax.Array
 
     part = place.part()[0] if options.causal and place.part is not None else None
     parts = place.parts if options.causal else 1
-    known = _Cudnn(options, parts, place.counted, place.lowered)
+    call = _Cudnn(options, parts, place.counted, place.lowered)
     operands = by_position(query, heads * group), by_position(key, heads), by_position(value, heads)
-    output: Any = _cudnn(known, *varying_together((*operands, part)))
+    output: Any = _cudnn(call, *collectives.vary_together((*operands, part)))
     return jnp.swapaxes(output, 1, 2).reshape(*leading, *output.shape[1:2], *output.shape[3:])
 
 
@@ -54,7 +57,7 @@ class _Cudnn(NamedTuple):
     """What is known of a call while tracing.
 
     Attributes:
-      parts: of the queries, where attention is causal; else 1.
+      parts: how many parts the queries have, if attention is causal; else 1.
       counted, lowered: as in `Place`.
     """
 
@@ -64,9 +67,12 @@ class _Cudnn(NamedTuple):
     lowered: bool
 
     def run(self, fn: Callable, share: float, *args, backward: bool):
-        """`fn` of query, key, value and more: in a lowering one operation with its products.
+        """`fn(*args)`, in a lowering as one operation that states its products.
 
-        `share` is that of the scores that count.
+        Args:
+          fn: a function of query, key, value and other arrays.
+          share: the share of the scores that count.
+          backward: whether `fn` computes the gradients.
         """
         query, key, value = (
             jax.ShapeDtypeStruct((batch, heads, positions, features), x.dtype)
@@ -78,33 +84,33 @@ class _Cudnn(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _cudnn(way, q, k, v, part):
-    return _output(way, q, k, v, part)[0]
+def _cudnn(call, q, k, v, part):
+    return _output(call, q, k, v, part)[0]
 
 
-def _cudnn_forward(way, q, k, v, part):
-    result = _output(way, q, k, v, part)
+def _cudnn_forward(call, q, k, v, part):
+    result = _output(call, q, k, v, part)
     output, normaliser = (ad_checkpoint.checkpoint_name(x, SAVED) for x in result)
     return output, (q, k, v, part, output, normaliser)
 
 
-def _cudnn_backward(way, saved, cotangent):
+def _cudnn_backward(call, saved, cotangent):
     q, k, v, part, output, normaliser = saved
-    return *_slopes(way, q, k, v, part, output, normaliser, cotangent), None
+    return *_slopes(call, q, k, v, part, output, normaliser, cotangent), None
 
 
 _cudnn.defvjp(_cudnn_forward, _cudnn_backward)
 
 
-def _output(way: _Cudnn, q, k, v, part):
+def _output(call: _Cudnn, q, k, v, part):
     """The output, and the log-sum-exp of each row (batch, heads, queries)."""
     if part is None:
-        share = visible_share(way.options, q.shape[1], k.shape[1], way.counted)
-        return way.run(partial(_called, way.options), share, q, k, v, backward=False)
-    before, own = _before_and_own(way)
+        share = visible_share(call.options, q.shape[1], k.shape[1], call.counted)
+        return call.run(partial(_called, call.options), share, q, k, v, backward=False)
+    before, own = _before_and_own(call)
     start = part * q.shape[1]
-    forward = partial(way.run, backward=False)
-    first, of_first = forward(partial(_called, before), _before(way), q, k, v, start)
+    forward = partial(call.run, backward=False)
+    first, of_first = forward(partial(_called, before), _before(call), q, k, v, start)
     second, of_second = forward(partial(_called, own), 0.5, q, *_of_part(start, q, k, v))
     of_first = jnp.where(start > 0, of_first, HIDDEN)
     normaliser = jnp.logaddexp(of_first, of_second)
@@ -117,36 +123,38 @@ def _output(way: _Cudnn, q, k, v, part):
     return merged.astype(first.dtype), normaliser
 
 
-def _slopes(way: _Cudnn, q, k, v, part, *results_and_cotangent):
+def _slopes(call: _Cudnn, q, k, v, part, *results_and_cotangent):
     """The gradients of q, k and v, from the output, its log-sum-exp and its cotangent."""
     if part is None:
-        share = visible_share(way.options, q.shape[1], k.shape[1], way.counted)
-        slopes = partial(_pulled, way.options)
-        return way.run(slopes, share, q, k, v, None, *results_and_cotangent, backward=True)
-    before, own = _before_and_own(way)
+        share = visible_share(call.options, q.shape[1], k.shape[1], call.counted)
+        slopes = partial(_pulled, call.options)
+        return call.run(slopes, share, q, k, v, None, *results_and_cotangent, backward=True)
+    before, own = _before_and_own(call)
     start = part * q.shape[1]
-    backward = partial(way.run, backward=True)
-    first = backward(partial(_pulled, before), _before(way), q, k, v, start, *results_and_cotangent)
+    backward = partial(call.run, backward=True)
+    first = backward(
+        partial(_pulled, before), _before(call), q, k, v, start, *results_and_cotangent
+    )
     ours = _of_part(start, q, k, v)
     second = backward(partial(_pulled, own), 0.5, q, *ours, None, *results_and_cotangent)
     seen = (jnp.arange(k.shape[1]) < start)[:, None, None]
 
     def added(all_keys, own_keys):
         kept = jnp.where(seen, all_keys, 0)
-        # What this part has of its own keys stands where `kept` is 0.
+        # The gradients of the part's own keys are written where `kept` is 0.
         return lax.dynamic_update_slice_in_dim(kept, own_keys, start, axis=1)
 
     by_query = jnp.where(start > 0, first[0], 0) + second[0]
     return by_query, *map(added, first[1:], second[1:])
 
 
-def _before_and_own(way: _Cudnn) -> tuple[Options, Options]:
-    return way.options._replace(causal=False), way.options
+def _before_and_own(call: _Cudnn) -> tuple[Options, Options]:
+    return call.options._replace(causal=False), call.options
 
 
-def _before(way: _Cudnn) -> float:
-    """The share of all keys that come before a part of the queries, on average over the parts."""
-    return (way.parts - 1) / (2 * way.parts)
+def _before(call: _Cudnn) -> float:
+    """The share of all keys that lie before a part of the queries, on average over the parts."""
+    return (call.parts - 1) / (2 * call.parts)
 
 
 def _of_part(start, q, k, v) -> tuple[jax.Array, jax.Array]:
@@ -156,13 +164,13 @@ def _of_part(start, q, k, v) -> tuple[jax.Array, jax.Array]:
 
 
 def _called(options: Options, q, k, v, length=None):
-    """Output and log-sum-exp of one call of cuDNN, of the first `length` keys or of all."""
+    """Output and log-sum-exp of one call of cuDNN, for the first `length` keys or for all."""
     found = _pullback(options, q, k, v, length)
     return found.output, found.leaves[found.normaliser]
 
 
 def _pulled(options: Options, q, k, v, length, output, normaliser, cotangent):
-    """The gradients of one call of cuDNN, from the output and the log-sum-exp that are given."""
+    """The gradients of one call of cuDNN, from this output and this log-sum-exp."""
     found = _pullback(options, q, k, v, length)
     leaves = list(found.leaves)
     leaves[found.normaliser], leaves[found.kept] = normaliser, output
@@ -170,12 +178,12 @@ def _pulled(options: Options, q, k, v, length, output, normaliser, cotangent):
 
 
 class _Pullback(NamedTuple):
-    """A pullback taken apart.
+    """The pullback of a call, taken apart.
 
     Attributes:
-      output: of the call.
-      leaves, tree: of the pullback.
-      normaliser, kept: which of the leaves are the log-sum-exp and the output.
+      output: the output of the call.
+      leaves, tree: the leaves and the structure of the pullback.
+      normaliser, kept: the positions of the log-sum-exp and of the output among the leaves.
     """
 
     output: jax.Array
@@ -188,10 +196,10 @@ class _Pullback(NamedTuple):
 def _pullback(options: Options, q, k, v, length) -> _Pullback:
     batch, rows, heads, _ = q.shape
     if length is not None:
-        # A first part sees none of the keys before it. cuDNN is shown one, which is not counted.
+        # The first part has no keys before it. cuDNN gets one, and the caller drops its result.
         length = jnp.full(batch, jnp.maximum(length, 1), jnp.int32)
 
-    def call(q, k, v):
+    def attended(q, k, v):
         return jax.nn.dot_product_attention(
             q,
             k,
@@ -204,7 +212,7 @@ def _pullback(options: Options, q, k, v, length) -> _Pullback:
         )
 
     try:
-        output, pullback = jax.vjp(call, q, k, v)
+        output, pullback = jax.vjp(attended, q, k, v)
     except RuntimeError as error:
         if jax.default_backend() == "gpu" or isinstance(error, NotImplementedError):
             raise
@@ -226,9 +234,9 @@ def _pullback(options: Options, q, k, v, length) -> _Pullback:
 
 
 def _shapes_alone(q, k, v):
-    """What stands for a call where CUDA's libraries are missing, so that JAX cannot trace it.
+    """A stand-in for a call where CUDA's libraries are missing, so that JAX cannot trace the call.
 
-    The program is to be estimated, and never compiled, here.
+    A machine without these libraries only estimates the program, and never compiles it.
     """
     normaliser = jnp.zeros((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
     output = jnp.zeros_like(q)

@@ -1,7 +1,7 @@
-"""Attention by the kernels of a platform: splash on TPU, cuDNN and a Pallas kernel on GPU.
+"""Which calls the kernels of a platform can serve: splash on TPU, cuDNN and a Pallas kernel on GPU.
 
-Arrays are in the order that `blocks.py` describes. A kernel serves some calls only; what it
-lacks for a call is said by `splash_lacks`, `cudnn_lacks` and `pallas_lacks`.
+`splash_lacks`, `cudnn_lacks` and `pallas_lacks` say what each kernel lacks for a call, as the end
+of a message. Arrays are in the order that `operands.py` describes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy as np
 
 from meshdsl.later import imported
 from meshdsl.lowering.kernels import Product, Products
-from meshdsl.ops.attention.blocks import Options, Sides
+from meshdsl.ops.attention.operands import Options, Sides
 from meshdsl.ops.attention.parts import Kernel
 
-LANES = 128  # splash works on blocks of a multiple of them, and lengths are padded to one
-_FEWEST_ROWS = 16  # of a product of tensor cores
-_MOST_PROGRAMS = 65_535  # along the second dim of a grid of CUDA
-MASKS = 8  # each is a kernel of its own in the program
+LANES = 128  # splash works on blocks of a multiple of 128 positions; lengths are padded to one
+_FEWEST_ROWS = 16  # the fewest rows of a product on tensor cores
+_MOST_PROGRAMS = 65_535  # CUDA's limit along the second dim of a grid
+MASKS = 8  # the most masks of splash in a call: each is a kernel of its own in the program
 
 
 class Runs(NamedTuple):
@@ -33,7 +33,7 @@ class Runs(NamedTuple):
 
     Attributes:
       starts: for each part the first index of each of its runs.
-      size: of every run.
+      size: the size of every run.
     """
 
     starts: tuple[tuple[int, ...], ...]
@@ -49,16 +49,17 @@ class Place(NamedTuple):
     """The part of the queries that a device has, and the parts of the keys that it sees.
 
     Attributes:
-      part: gives the numbers of its runs; None where there is one run only.
-      parts: how many runs of one size all parts have.
-      padded: whether the last ones hold padding.
-      counted: whether positions count from 0, as they do where the call gives none.
-      platform: of the device.
+      part: a function that gives the numbers of the device's runs of queries, in units of the size
+        of a run; None if the queries are not split.
+      parts: how many runs of queries all devices have together.
+      padded: whether the last runs, of queries or of keys, hold padding.
+      counted: whether positions count from 0, as they do unless the call gives them.
+      platform: the platform of the device.
       lowered: whether this is one device of a lowering.
-      whole: whether all keys are at hand at once.
+      whole: whether the device sees all keys at once.
       rows, columns: the runs of the queries and of the keys.
-      aligned: whether the keys go round a ring over the axes that split the queries, so that the
-        part of the keys that is here on a turn is so many before that of the queries.
+      aligned: whether the keys go round a ring over the axes that split the queries. Then, if a
+        device has part i of the queries, part i - t of the keys is there on turn t.
     """
 
     part: Callable | None
@@ -76,8 +77,8 @@ class Place(NamedTuple):
 def kernel_of(module: str, options: Options, place: Place) -> Kernel:
     """The kernel of a module of this folder, for one call.
 
-    It is imported here: Pallas takes as long to import as the rest of the language. Elsewhere than
-    on the platform of the kernel an interpreter runs it.
+    The module is imported when its kernel is used, because Pallas takes as long to import as the
+    rest of the language. On other platforms than its own the kernel is interpreted.
     """
     name = f"meshdsl.ops.attention.{module}"
     forward, backward = (imported(name, fn) for fn in ("forward", "backward"))
@@ -85,11 +86,11 @@ def kernel_of(module: str, options: Options, place: Place) -> Kernel:
 
 
 def visible_share(options: Options, rows: int, columns: int, counted: bool) -> float:
-    """The share of the scores that count, by the convention that causal attention has half of them.
+    """The share of the scores that count. By convention causal attention has half of the scores.
 
     Args:
-      rows, columns: over all devices.
-      counted: whether positions count from 0. Of others nothing is known, and all scores count.
+      rows, columns: their numbers over all devices.
+      counted: whether positions count from 0. Otherwise they are not known, and all scores count.
     """
     if not counted or rows != columns or not columns:
         return 1.0
@@ -102,7 +103,7 @@ def visible_share(options: Options, rows: int, columns: int, counted: bool) -> f
 
 
 def products_of(query, key, value, share: float) -> tuple[Products, Products]:
-    """What a fused kernel multiplies: two products forward, and five in the backward pass."""
+    """The products of a fused kernel: two in the forward pass, and five in the backward pass."""
     *leading, rows, inner = query.shape
     columns, features = value.shape[-2:]
     batch, dtype = math.prod(leading), query.dtype.name
@@ -121,7 +122,7 @@ def products_of(query, key, value, share: float) -> tuple[Products, Products]:
 
 
 def splash_lacks(options: Options, place: Place, query, key, value, sides: Sides) -> str:
-    """What splash attention cannot do of a call; empty if it can do all."""
+    """What splash attention lacks for a call; empty if it can serve the call."""
     for name, given in (("bias", sides.bias), ("sinks", sides.sinks)):
         if given is not None:
             return f"it has no `{name}`"
@@ -153,15 +154,16 @@ def splash_lacks(options: Options, place: Place, query, key, value, sides: Sides
 
 
 def seen_of(options: Options, rows: int, columns: int, distance: int) -> tuple[float, int | None]:
-    """What a run of rows sees of a run of columns, where it begins `distance` behind it.
+    """How much a run of rows sees of a run of columns, which begins `distance` before it.
 
     Returns:
-      The share of the scores that count, and the distance where it matters: None where all of them
-      count, or none.
+      The share of the scores that count, and a key of the mask: the distance. The key is None if
+      all scores count, or none, so that no mask is needed.
     """
-    furthest, nearest = distance + rows - 1, distance - columns + 1  # of a row from a column
+    # How far a row may lie behind a column, at most and at least.
+    furthest, nearest = distance + rows - 1, distance - columns + 1
     reach = math.inf if options.window is None else options.window
-    after = 1 if options.causal else reach  # a column lies less than this many behind its row
+    after = 1 if options.causal else reach  # a row sees columns less than this many after it
     if furthest <= -after or nearest >= reach:
         return 0.0, None
     if nearest > -after and furthest < reach:
@@ -175,11 +177,11 @@ def seen_of(options: Options, rows: int, columns: int, distance: int) -> tuple[f
 
 
 def distances(place: Place, turns: range, row: int, column: int) -> Counter[int]:
-    """How far a run of rows may begin behind a run of columns, on any device, and how often.
+    """How far behind a run of columns a run of rows may begin, and on how many devices it does.
 
     Args:
-      turns: of the ring, if there is one.
-      row, column: the numbers of the runs.
+      turns: the turns of the ring, if there is one.
+      row, column: the numbers of the runs within a part of the queries and of the keys.
     """
     rows, columns = place.rows.starts, place.columns.starts
     found: Counter[int] = Counter()
@@ -192,11 +194,12 @@ def distances(place: Place, turns: range, row: int, column: int) -> Counter[int]
 
 
 def share_of_parts(options: Options, place: Place, turns: range, rows: int, columns: int) -> float:
-    """The share of the scores that count, of what a device has, on average over the devices.
+    """The share of a device's scores that count, on average over the devices and the turns.
 
     Args:
-      turns: of the ring; on any but the first, parts of which nothing counts are left out.
-      rows, columns: of one device.
+      turns: the turns of the ring. On turns after the first one, parts of the keys that a device
+        does not see are left out of the average, because it skips them.
+      rows, columns: their numbers on one device.
     """
     if place.whole:
         return visible_share(
@@ -216,7 +219,7 @@ def share_of_parts(options: Options, place: Place, turns: range, rows: int, colu
 
 
 def _kinds(options: Options, place: Place) -> int:
-    """How many different masks, that are neither full nor empty, parts of the keys may have."""
+    """How many different masks a call may need, not counting masks that are full or empty."""
     turns, far = range(len(place.columns.starts)), set()
     for row in range(place.rows.count):
         for column in range(place.columns.count):
@@ -229,7 +232,7 @@ def _kinds(options: Options, place: Place) -> int:
 
 
 def cudnn_lacks(options: Options, place: Place, query, key, value, sides: Sides) -> str:
-    """What cuDNN's attention cannot do of a call; empty if it can do all."""
+    """What cuDNN's attention lacks for a call; empty if it can serve the call."""
     if not _has_cudnn(place):
         return "it runs on GPUs of NVIDIA only"
     for name, given in (("bias", sides.bias), ("sinks", sides.sinks)):
@@ -258,21 +261,21 @@ def cudnn_lacks(options: Options, place: Place, query, key, value, sides: Sides)
 
 
 def _has_cudnn(place: Place) -> bool:
-    """Whether cuDNN may run there: on a GPU that is none of AMD's."""
+    """Whether the device may have cuDNN: it is a GPU, and not AMD's."""
     return place.platform == "gpu" and not _of_amd()
 
 
 def _of_amd() -> bool:
-    """Whether the GPU at hand is one of AMD's."""
-    at_hand = jax.default_backend() == "gpu"
-    return at_hand and "rocm" in jax.devices()[0].client.platform_version
+    """Whether this machine has a GPU of AMD's."""
+    has_gpu = jax.default_backend() == "gpu"
+    return has_gpu and "rocm" in jax.devices()[0].client.platform_version
 
 
 def _widest_heads() -> int:
-    """How wide heads may be: GPUs before Hopper take 128.
+    """How wide heads may be: 256, but 128 on GPUs before Hopper.
 
-    JAX asks the GPU at hand, whatever it compiles for, and where there is none it takes it for an
-    old one. Without CUDA's libraries nothing is asked, and a program is for one of today's.
+    JAX decides this by the GPU of this machine, whatever GPU it compiles for. Without a GPU it
+    assumes an old one. Without CUDA's libraries JAX is not asked, and a new GPU is assumed.
     """
     if jax.default_backend() == "gpu":
         hopper = float(jax.devices()[0].compute_capability) >= 9
@@ -285,7 +288,7 @@ def _widest_heads() -> int:
 
 
 def pallas_lacks(options: Options, place: Place, query, key, value, sides: Sides) -> str:
-    """What the Pallas kernel for GPUs cannot do of a call; empty if it can do all."""
+    """What the Pallas kernel for GPUs lacks for a call; empty if it can serve the call."""
     if place.platform == "gpu" and _of_amd():
         return "it runs on GPUs of NVIDIA only"
     if sides.bias is not None:

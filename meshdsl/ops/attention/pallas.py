@@ -1,14 +1,15 @@
 """Attention by a Pallas kernel for GPUs, for the calls that cuDNN cannot serve.
 
-The algorithm is that of FlashAttention-2 (Dao, 2023). One program takes a block of rows and goes
-through the blocks of columns, or, for the gradients of keys and values, a block of columns and goes
-through the blocks of rows. What a row sees is found from positions and document numbers that stand
-beside, so that rows and columns may be any parts of longer ones, in any order. Each program is told
-the first and the last block that it may see something of, and leaves out all before and after: of
-causal attention that is half, and of documents that stand one after the other nearly all.
+The algorithm is that of FlashAttention-2 (Dao, 2023). A program of the kernel has one block of rows
+and goes through the blocks of columns. For the gradients of keys and values it has one block of
+columns and goes through the blocks of rows. Which columns a row sees follows from their positions
+and document numbers, which are operands. So rows and columns may be any parts of longer ones, in
+any order. Each program is told the first and the last block of which it may see an element, and
+skips the blocks before and after these: half of all blocks in causal attention, and nearly all
+where documents follow one another.
 
-`parts.py` puts the results of parts together and states the derivative. The program is
-written for JAX's Triton backend; elsewhere than on GPU it is interpreted, for tests.
+`parts.py` merges the results for parts of the keys and states the derivative. The kernel is written
+for JAX's Triton backend; on other platforms than GPU it is interpreted, for tests.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from meshdsl.ops.arrays import as_one, padded
-from meshdsl.ops.attention.blocks import Options, Sides, Slopes, Span, may_see
 from meshdsl.ops.attention.kernels import Place, products_of, share_of_parts
+from meshdsl.ops.attention.operands import Options, Sides, Slopes, Span, may_see
 from meshdsl.ops.attention.pallas_kernels import (
     Beside,
     Blocks,
@@ -34,7 +35,7 @@ from meshdsl.ops.attention.pallas_kernels import (
     row_slopes_kernel,
 )
 
-_LARGEST = 128  # of all blocks; lengths are padded to a multiple of it
+_LARGEST = 128  # the most rows or columns of a block; lengths are padded to a multiple of it
 
 
 def _blocks(query, value, backward: bool) -> Blocks:
@@ -55,9 +56,9 @@ class _Arrays(NamedTuple):
     Attributes:
       query: [shared, own, rows, features].
       key, value: [shared, columns, features].
-      rows, columns: what stands beside them.
-      of_rows: [shared, own, rows]: the log-sum-exp, and how much of the cotangent the output has;
-        and the cotangent, which has features too.
+      rows, columns: positions, document numbers and padding of the rows and of the columns.
+      of_rows: for the backward pass, `normaliser` and `through` of `blocks.backward`, [shared, own,
+        rows], and the cotangent, [shared, own, rows, features].
     """
 
     query: Any
@@ -68,12 +69,12 @@ class _Arrays(NamedTuple):
     of_rows: tuple = ()
 
     def by_own(self) -> _Arrays:
-        """With one dim for the shared ones and the query's own."""
+        """The arrays with the shared dims and the query's own dims merged into one."""
         merged = lambda x: x.reshape(-1, *x.shape[2:])
         return self._replace(query=merged(self.query), of_rows=tuple(map(merged, self.of_rows)))
 
 
-class _How(NamedTuple):
+class _Static(NamedTuple):
     """What is known of a call of a kernel while tracing."""
 
     options: Options
@@ -83,7 +84,7 @@ class _How(NamedTuple):
 def forward(options: Options, place: Place, turns: range, query, key, value, sides: Sides):
     """As `blocks.forward`."""
     rows, features = query.shape[-2], value.shape[-1]
-    run = partial(_by_rows, _how(options, place), output_kernel, _output_and_normaliser)
+    run = partial(_by_rows, _static(options, place), output_kernel, _output_and_normaliser)
     products, _ = _products(options, place, turns, query, key, value)
     given = query, key, value, _needed(sides), ()
     output, normaliser = as_one(place.lowered, run, *given, products=products)
@@ -96,15 +97,15 @@ def backward(
 ) -> Slopes:
     """As `blocks.backward`.
 
-    Both kernels compute the scores and the gradients of the weights. They are counted once, as for
-    kernels that do all at once.
+    Both kernels compute the scores and the gradients of the weights. These products are stated
+    once, as of a kernel that computes all gradients.
     """
-    how = _how(options, place)
+    static = _static(options, place)
     _, (*of_columns, by_query, by_key) = _products(options, place, turns, query, key, value)
     given = query, key, value, _needed(sides), of_rows
-    run = partial(_column_slopes, how)
+    run = partial(_column_slopes, static)
     rest = as_one(place.lowered, run, *given, products=(*of_columns, by_key))
-    run = partial(_by_rows, how, row_slopes_kernel, _row_slopes)
+    run = partial(_by_rows, static, row_slopes_kernel, _row_slopes)
     (first,) = as_one(place.lowered, run, *given, products=(by_query,))
     some = (
         x[..., : like.shape[-2], : like.shape[-1]].reshape(like.shape)
@@ -113,8 +114,8 @@ def backward(
     return Slopes(*some)
 
 
-def _how(options: Options, place: Place) -> _How:
-    return _How(options, interpreted=place.platform != "gpu")
+def _static(options: Options, place: Place) -> _Static:
+    return _Static(options, interpreted=place.platform != "gpu")
 
 
 def _products(options: Options, place: Place, turns: range, query, key, value):
@@ -123,12 +124,12 @@ def _products(options: Options, place: Place, turns: range, query, key, value):
 
 
 def _needed(sides: Sides) -> Sides:
-    """Without what the kernels do not look at."""
+    """`sides` without the arrays that the kernels do not use."""
     return sides._replace(bias=None, sinks=None)
 
 
 def _arrays(options: Options, query, key, value, sides: Sides, of_rows: tuple) -> _Arrays:
-    """The arrays as kernels have them."""
+    """The operands of the kernels."""
     shared = query.shape[: options.shared]
     programs, own = math.prod(shared), math.prod(query.shape[options.shared : -2])
     rows, columns = query.shape[-2], key.shape[-2]
@@ -186,10 +187,13 @@ def _whole(length: int) -> int:
 
 
 def _first_and_last(options: Options, arrays: _Arrays, blocks: Blocks, of_columns: bool):
-    """For each block of rows, the first block of columns that it may see something of, and the one
-    behind the last; or with `of_columns` for each block of columns those of rows.
+    """For each block of rows the range of blocks of columns in which it may see an element.
 
-    Both are [programs, blocks]. Where there is none, the first is behind the last.
+    With `of_columns`, for each block of columns the range of blocks of rows.
+
+    Returns:
+      The first block of the range, and the one after the last block, each [programs, blocks]. If
+      the range is empty, the first is not less than the second.
     """
     rows, columns = arrays.rows, arrays.columns
 
@@ -226,14 +230,18 @@ def _first_and_last(options: Options, arrays: _Arrays, blocks: Blocks, of_column
 # -- calls -----------------------------------------------------------------------------------------
 
 
-def _by_rows(how: _How, kernel: Callable, results: Callable, *given):
-    """What a kernel gives of blocks of rows, padded. `results(q, v)` has its shapes and dtypes."""
-    arrays = _arrays(how.options, *given)
+def _by_rows(static: _Static, kernel: Callable, results: Callable, *given):
+    """The results of a kernel whose programs have blocks of rows, padded.
+
+    Args:
+      results: gives the shapes and dtypes of the results, from query and value.
+    """
+    arrays = _arrays(static.options, *given)
     leading = arrays.query.shape[:-1]
     arrays = arrays.by_own()
     q, k, v = arrays[:3]
     through, own = (k, v, arrays.columns), (q, arrays.rows, arrays.of_rows)
-    found = _call(how, kernel, arrays, through, own, results(q, v), of_columns=False)
+    found = _call(static, kernel, arrays, through, own, results(q, v), of_columns=False)
     return [x.reshape(*leading, *x.shape[2:]) for x in found]
 
 
@@ -246,36 +254,36 @@ def _row_slopes(q, _):
     return (jax.ShapeDtypeStruct(q.shape, jnp.float32),)
 
 
-def _column_slopes(how: _How, *given):
+def _column_slopes(static: _Static, *given):
     """The gradients of keys and values, padded."""
-    arrays = _arrays(how.options, *given)
+    arrays = _arrays(static.options, *given)
     q, k, v = arrays[:3]
     through, own = (q, arrays.rows, arrays.of_rows), (k, v, arrays.columns)
     results = tuple(jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (k, v))
-    return _call(how, column_slopes_kernel, arrays, through, own, results, of_columns=True)
+    return _call(static, column_slopes_kernel, arrays, through, own, results, of_columns=True)
 
 
-def _call(how: _How, kernel, arrays: _Arrays, through, own, results, *, of_columns: bool):
-    """A kernel of arrays that a program goes `through`, and of blocks that are its `own`."""
+def _call(static: _Static, kernel, arrays: _Arrays, through, own, results, *, of_columns: bool):
+    """Call a kernel: a program has blocks of the arrays `own`, and goes `through` the others."""
     blocks = _blocks(arrays.query, arrays.value, backward=bool(arrays.of_rows))
-    seen = _first_and_last(how.options, arrays, blocks, of_columns)
+    seen = _first_and_last(static.options, arrays, blocks, of_columns)
     along, block = (arrays.key, blocks.columns) if of_columns else (arrays.query, blocks.rows)
     whole, some = partial(_spec, along.shape[0], None), partial(_spec, along.shape[0], block)
     through = (seen, *through)
     return pl.pallas_call(
-        partial(kernel, how.options, blocks),
+        partial(kernel, static.options, blocks),
         grid=(along.shape[1] // block, along.shape[0]),
         in_specs=[jax.tree.map(whole, through), jax.tree.map(some, own)],
         out_specs=jax.tree.map(some, results),
         out_shape=results,
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=2),
-        interpret=how.interpreted,
+        interpret=static.interpreted,
         name=kernel.__name__,
     )(through, own)
 
 
 def _spec(programs: int, block: int | None, x) -> pl.BlockSpec:
-    """What a program has of `x` [programs, length, ...]: its own block, or all of the length."""
+    """The part of `x` [programs, length, ...] of a program: its own block, or the whole length."""
     times = programs // x.shape[0]
     rest = (0,) * (x.ndim - 2)
     if block is None:

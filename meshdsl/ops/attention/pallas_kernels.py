@@ -1,6 +1,6 @@
-"""The Pallas kernels of `pallas.py`: what one program computes of its blocks.
+"""The Pallas kernels of `pallas.py`, written for one program of a kernel.
 
-Each has its `own` blocks of one side, rows or columns, and goes `through` all blocks of the other.
+A program has its `own` blocks of one side, rows or columns, and goes `through` blocks of the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from meshdsl.ops.arrays import capped
-from meshdsl.ops.attention.blocks import HIDDEN, Options
+from meshdsl.ops.attention.operands import HIDDEN, Options
 
 _LOG2_E = math.log2(math.e)  # GPUs have an instruction for powers of two
 
@@ -29,14 +29,14 @@ class Blocks(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """Whole numbers beside rows or columns, or None: [programs, length].
+    """Whole numbers of each row or column, [programs, length]; or None.
 
-    Programs that follow one another along the shared dims may have one array of them together.
+    Where consecutive programs have the same numbers, there may be fewer rows of them than programs.
 
     Attributes:
-      position: what `causal` and `window` compare.
-      segment: the number of the document.
-      inside: 0 for what is padding.
+      position: the positions, which `causal` and `window` compare.
+      segment: the numbers of the documents.
+      inside: 0 for padding, and 1 for all others.
     """
 
     position: Any = None
@@ -144,7 +144,7 @@ def _scores(options: Options, q, k, rows: Beside, columns: Beside):
 
 
 def _all(refs: Beside, at: Any = slice(None)) -> Beside:
-    """What refs hold, or a part of it."""
+    """The arrays in refs, or their parts `at`."""
     return jax.tree.map(lambda ref: ref[at], refs)
 
 

@@ -1,10 +1,13 @@
 """Attention by JAX's splash kernel, for the parts of the keys that a device sees.
 
-The kernel is called as one operation of local arrays, see `lowering.kernels`, forward and backward;
-`parts.py` puts the results together and states the derivative. Where the queries are split
-and all keys are at hand, each device is given its part of what the kernel knows of the mask. Where
-the keys come in parts, what a run of queries sees of a run of keys depends on how far apart they
-begin, and there is a kernel for each such distance: often all, nothing, or what is causal.
+The kernel is called as one operation on local arrays, see `lowering.kernels`, in the forward and in
+the backward pass; `parts.py` merges the results and states the derivative.
+
+The kernel is built for one mask. Where the queries are split and a device sees all keys, each
+device gets its part of the kernel's tables about the mask. Where the keys come in parts, the mask
+of a run of queries and a run of keys depends on the distance between their beginnings. There is a
+kernel for each distance that occurs; often there are three: all keys are seen, none is, or the mask
+is causal.
 """
 
 from __future__ import annotations
@@ -21,7 +24,6 @@ from jax import lax
 
 from meshdsl.later import imported
 from meshdsl.ops.arrays import as_one, padded, varying_as
-from meshdsl.ops.attention.blocks import HIDDEN, Options, Sides, Slopes
 from meshdsl.ops.attention.kernels import (
     LANES,
     Place,
@@ -30,25 +32,26 @@ from meshdsl.ops.attention.kernels import (
     seen_of,
     visible_share,
 )
+from meshdsl.ops.attention.operands import HIDDEN, Options, Sides, Slopes
 from meshdsl.ops.attention.parts import merged
 
-# Rows and columns of the blocks. The fused backward kernel writes the gradient of the queries once
-# for each block of columns, so these are large there: blocks of 4,096 do not fit the memory that a
-# kernel has on v5p.
+# Rows and columns of a block. The fused backward kernel writes the gradient of the queries once for
+# each block of columns, so its blocks have more columns: 2,048, because blocks with 4,096 columns
+# do not fit the memory of a kernel on v5p.
 ROWS, COLUMNS, BACKWARD_COLUMNS = 512, 512, 2048
-# The kernel would add those gradients by a sum that takes the compiler for v5p 2.4 ms of a layer
-# of 4 x 4,096 tokens and 32 heads. Up to so many blocks are kernels of their own instead, whose
-# results are added in 0.3 ms.
+# The kernel would sum these gradients over the blocks of columns, which takes 2.4 ms on v5p in a
+# layer of 4 x 4,096 tokens and 32 heads. Instead each block is a kernel of its own, if there are at
+# most 8, and their results are added in 0.3 ms.
 _BACKWARD_KERNELS = 8
 
 
 class Arrays(NamedTuple):
-    """Local arrays with one dim of heads; the query has those of its own beside the shared ones.
+    """Local arrays with one dim of heads. The query may have several heads for each of the key's.
 
     Attributes:
       query, key, value: [batch, heads, length, features].
-      segments: of rows and of columns, [batch, length] each, or None.
-      of_rows: what else has rows: [batch, heads, length], and features or not.
+      segments: the segments of rows and of columns, [batch, length] each; or None.
+      of_rows: other arrays that have rows: [batch, heads, length] or with features after these.
     """
 
     query: Any
@@ -58,7 +61,7 @@ class Arrays(NamedTuple):
     of_rows: tuple = ()
 
     def cut(self, row: int, rows: int, column: int, columns: int) -> Arrays:
-        """A run of rows, and of columns, by where it begins and how many there are."""
+        """The arrays cut to a run of rows and a run of columns: for each the start and the size."""
         of_rows = lambda x, at=2: lax.slice_in_dim(x, row, row + rows, axis=at)
         of_columns = lambda x, at=2: lax.slice_in_dim(x, column, column + columns, axis=at)
         segments = self.segments
@@ -73,7 +76,7 @@ class Arrays(NamedTuple):
         )
 
     def padded(self) -> Arrays:
-        """With whole blocks of rows and of columns. No row sees a column that is added."""
+        """The arrays padded to whole blocks of rows and columns. No row sees an added column."""
         rows, columns = self.query.shape[2], self.key.shape[2]
         to_rows, to_columns = _whole(rows), _whole(columns)
         segments = self.segments
@@ -99,13 +102,13 @@ def _one_segment(batch: int, rows: int, columns: int) -> tuple[jax.Array, jax.Ar
 
 
 def _hidden(segments, inside) -> tuple[jax.Array, jax.Array]:
-    """The segments, with one that no row has for the columns that are not inside."""
+    """The segments, in which columns that are not inside have a number that no row has."""
     rows, columns = segments
     return rows, jnp.where(inside, columns, rows.max() + 1)
 
 
 def _whole(length: int) -> int:
-    """The next length of whole blocks. That of many blocks is one of large ones."""
+    """The next length of whole blocks: of large blocks, if it has at least four of these."""
     unit = COLUMNS if length >= 4 * COLUMNS else LANES
     return -(-length // unit) * unit if length % LANES else length
 
@@ -175,18 +178,18 @@ def backward(
 
 
 def _joined(runs) -> jax.Array:
-    """The runs of a part, put together again."""
+    """The runs of a part, joined along its length."""
     return jnp.concatenate(runs, 2) if len(runs) > 1 else runs[0]
 
 
 def _of_all(options: Options, place: Place, arrays: Arrays, backward: bool) -> list:
-    """What the kernel gives of each run of the rows of this device and all columns."""
+    """The results of the kernel for each run of this device's rows and all columns."""
     rows, columns = place.rows.size, arrays.key.shape[2]
     share = visible_share(options, rows * place.parts, columns, True)
     run = Run(options, place.platform != "tpu", place.lowered, backward, 0, place.parts)
     numbers = [None] if place.part is None else place.part()
     if run.sees_all(rows, columns):
-        # The kernel has no parts of such a mask.
+        # The kernel cannot cut a full mask into parts.
         run, numbers = run._replace(distance=None, parts=1), [None] * len(numbers)
     some = [arrays.cut(i * rows, rows, 0, columns) for i in range(len(numbers))]
     return [run.of(x, share, n) for x, n in zip(some, numbers, strict=True)]
@@ -202,10 +205,14 @@ def _of_runs(
     column: int,
     backward: bool,
 ):
-    """What the kernel gives of a run of rows and a run of columns, by their numbers.
+    """The results of the kernel for a run of rows and a run of columns.
 
-    The FLOPs that are stated of each kernel are those of an average device: they count as often as
-    there are pairs of runs for it.
+    Devices, and turns of a ring, may need different kernels, of which one is chosen when the
+    program runs. The FLOPs stated of each kernel are weighted by how often it is chosen, so that
+    their sum is that of an average device.
+
+    Args:
+      row, column: the numbers of the runs.
     """
     rows, columns = place.rows.size, place.columns.size
     some = arrays.cut(row * rows, rows, column * columns, columns)
@@ -215,7 +222,7 @@ def _of_runs(
         kind = seen_of(options, rows, columns, distance)
         kinds[kind] = kinds.get(kind, 0) + times
     if 0 not in turns and place.rows.count == place.columns.count == 1:
-        kinds.pop((0.0, None), None)  # then this is not called
+        kinds.pop((0.0, None), None)  # parts that are not seen are skipped by the caller
         far = Counter({d: n for d, n in far.items() if seen_of(options, rows, columns, d)[0]})
 
     def branch(kind) -> Callable:
@@ -238,7 +245,7 @@ def _of_runs(
 
 
 def _nothing(backward: bool, arrays: Arrays):
-    """What the kernel would give of rows that see no column."""
+    """The results for rows that see no column."""
     if backward:
         return tuple(map(jnp.zeros_like, arrays[:3]))
     *shape, _ = arrays.query.shape
@@ -252,10 +259,10 @@ class Run(NamedTuple):
     Attributes:
       interpreted: whether the kernel is interpreted.
       lowered: whether this is one device of a lowering.
-      backward: whether it gives the gradients of query, key and value, or else the output and the
-        log-sum-exp of each row.
-      distance: of the first of all rows from the first column; None where it does not matter.
-      parts: of all rows, of which a device has one.
+      backward: whether the call computes the gradients of query, key and value. Otherwise it
+        computes the output and the log-sum-exp of each row.
+      distance: how far behind the first column the first of all rows is; None if any will do.
+      parts: into how many parts all rows are split; a device has one of them.
     """
 
     options: Options
@@ -267,7 +274,7 @@ class Run(NamedTuple):
 
     @property
     def all_see(self) -> bool:
-        """Whether the mask, without segments, lets every row see a column."""
+        """Whether the mask, without segments, lets every row see at least one column."""
         if self.options.window is not None:
             return False
         return not self.options.causal or self.distance is None or self.distance >= 0
@@ -276,21 +283,21 @@ class Run(NamedTuple):
         """Whether the mask, without segments, lets the rows of every part see all columns.
 
         Args:
-          rows: of one part.
+          rows: how many rows one part has.
         """
         distance = self.distance or 0
         return seen_of(self.options, rows * self.parts, columns, distance) == (1.0, None)
 
     def of(self, arrays: Arrays, share: float, part):
-        """What the kernel gives of local arrays, which are padded for it.
+        """The results of the kernel for local arrays, which are padded for it.
 
         Args:
-          share: of the scores that count.
-          part: the number of the part of the rows, where there are several.
+          share: the share of the scores that count.
+          part: the number of this device's part of the rows, if there are several.
         """
         rows, columns = arrays.query.shape[2], arrays.key.shape[2]
         arrays = arrays.padded()
-        # Work on what is added is not counted.
+        # Work on padding is not counted.
         share *= rows * columns / (arrays.query.shape[2] * arrays.key.shape[2])
         call = self._by_columns if self.backward else self._call
         lengths = (rows, columns, columns) if self.backward else (rows, rows)
@@ -300,7 +307,7 @@ class Run(NamedTuple):
         )
 
     def _by_columns(self, arrays: Arrays, share: float, part):
-        """The gradients, one block of columns after the other."""
+        """The gradients, computed for one block of columns after the other."""
         rows, columns = arrays.query.shape[2], arrays.key.shape[2]
         size = block_size(columns, BACKWARD_COLUMNS)
         if size == columns or columns > size * _BACKWARD_KERNELS:
@@ -323,7 +330,7 @@ class Run(NamedTuple):
         return as_one(self.lowered, call, arrays, part, products=products, results=results)
 
     def _results(self, arrays: Arrays) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """The types of what the kernel gives."""
+        """The types of the results of the kernel."""
         if self.backward:
             return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays[:3])
         *shape, _ = arrays.query.shape

@@ -1,7 +1,7 @@
-"""The calls of JAX's splash kernel, forward and backward, and the masks that they are given.
+"""The calls of JAX's splash kernel, forward and backward, and the masks for them.
 
-To import Pallas for TPUs takes a good part of the time of a trace. So this file is imported when a
-kernel is traced, which is when a program with it is lowered for a compiler.
+Importing Pallas for TPUs takes a good part of the time of a trace. So this file is imported only
+when a kernel is traced, which is when a program that has the kernel is lowered for a compiler.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from jax import lax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from meshdsl.ops.attention.blocks import HIDDEN, Options
 from meshdsl.ops.attention.kernels import seen_of
+from meshdsl.ops.attention.operands import HIDDEN, Options
 from meshdsl.ops.attention.splash import (
     BACKWARD_COLUMNS,
     COLUMNS,
@@ -27,16 +27,17 @@ from meshdsl.ops.attention.splash import (
     block_size,
 )
 
-_UNSEEN = -1e37  # below it lies the log-sum-exp of a row that sees no column
+_UNSEEN = -1e37  # a row that sees no column has a smaller log-sum-exp
 
 
 def _mask(
     options: Options, rows: int, columns: int, distance: int | None, parts: int
 ) -> masks.Mask:
-    """What rows see of columns; all where there is no distance that matters.
+    """The mask of rows and columns: full, if `distance` is None or nothing hides a column.
 
     Args:
-      rows: of all parts.
+      rows: the rows of all parts.
+      distance: how far behind the first column the first row is.
     """
     shape = (rows, columns)
     if distance is None or not (options.causal or options.window is not None):
@@ -52,12 +53,12 @@ def _mask(
 
 
 class _ByBlocks:
-    """A mask that tells without a look at each element which blocks count as a whole, or not.
+    """A mask that finds the blocks that count as a whole, or not at all, without their elements.
 
-    The kernel asks for all blocks of a mask while it is traced, and leaves out those that are all
-    False. It cannot be made where that leaves no block for one of the parts of the rows. The first
-    block of such a part therefore says that one element counts. This changes no result: which
-    elements of a block count is computed in the kernel, from their positions.
+    The kernel asks for all blocks of a mask while it is traced, and skips blocks that are all
+    False. A kernel that skips all blocks of one of the parts of the rows cannot be built. So the
+    first block of such a part says that one of its elements counts. This changes no result, because
+    the kernel itself computes which elements of a block count, from their positions.
     """
 
     def __getitem__(self: Any, index):
@@ -119,8 +120,8 @@ def slopes(run: Run, arrays: Arrays, part):
 
     def one(q, k, v, segments, of_rows):
         normaliser, through, cotangent = of_rows
-        # The kernel's own function for it would run the forward pass again, as it has no way to be
-        # given an output that was kept.
+        # The kernel's own derivative cannot be given an output that was kept, so it would run the
+        # forward pass again.
         by_query, by_key, by_value = splash._splash_attention_bwd_dkv(
             _scaled(run, q),
             k,
@@ -183,7 +184,7 @@ def _splash_kernel(run: Run, arrays: Arrays, part, save_residuals: bool):
 
 
 def _of_part(info: Any, part, parts: int) -> Any:
-    """What the kernel knows of the mask, for one of the parts of the queries."""
+    """The kernel's tables about the mask, cut to one of the parts of the queries."""
 
     def taken(x, at):
         if x is None:

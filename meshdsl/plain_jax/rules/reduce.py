@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshdsl.dims import Dims
-from meshdsl.ops import component, cumulative, reduce
+from meshdsl.ops import component, cumulative, reduce, softmax
 from meshdsl.ops.functions import FUNCTIONS
 from meshdsl.plain_jax.evaluate import Evaluation, rule
 from meshdsl.plain_jax.positions import (
@@ -27,7 +27,7 @@ _REDUCED = {
     "reduce_prod": reduce.prod,
     "reduce_and": reduce.all,
     "reduce_or": reduce.any,
-    "logsumexp": reduce.logsumexp,
+    "logsumexp": softmax.logsumexp,
 }
 _IDEMPOTENT = ("reduce_max", "reduce_min", "reduce_and", "reduce_or")
 # What runs along a dim, what all elements of one come to, and how two of these combine.
@@ -36,7 +36,7 @@ _ALONG: dict[str, tuple[Callable, Callable, Callable]] = {
     "cumprod": (cumulative.cumprod, reduce.prod, FUNCTIONS["multiply"]),
     "cummax": (cumulative.cummax, reduce.max, FUNCTIONS["maximum"]),
     "cummin": (cumulative.cummin, reduce.min, FUNCTIONS["minimum"]),
-    "cumlogsumexp": (cumulative.cumlogsumexp, reduce.logsumexp, FUNCTIONS["logaddexp"]),
+    "cumlogsumexp": (cumulative.cumlogsumexp, softmax.logsumexp, FUNCTIONS["logaddexp"]),
 }
 
 
@@ -81,7 +81,7 @@ def extreme(_: Evaluation, e: Equation, xs: list) -> list:
 def normalised(_: Evaluation, e: Equation, xs: list) -> list:
     """What was recognised as such."""
     v, dims = e.ins[0], _along(e)
-    find = reduce.softmax if e.name == "softmax" else reduce.log_softmax
+    find = softmax.softmax if e.name == "softmax" else softmax.log_softmax
     made: Tensor = find(full(xs[0], v, dims), dims)
     return [like_result(made, v, e.outs[0])]
 
