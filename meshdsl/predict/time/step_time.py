@@ -41,7 +41,8 @@ def step_time(
       model_flops_full: the same with attention in full.
     """
     actions = _Actions(target.chip, network)
-    ran = timeline(actions.of, actions.block(graph.kernels, to_end=True))
+    actions.entry = actions.block(graph.kernels, to_end=True)
+    ran = timeline(actions.of, actions.entry)
     return TimeView.of(ran, (model_flops, model_flops_full), target.chip.flops)
 
 
@@ -59,7 +60,13 @@ def seconds_by_tag(view: TimeView) -> dict[tuple[str, str], float]:
 
 
 class _Actions:
-    """The actions of blocks of kernels, made when they are asked for."""
+    """The actions of blocks of kernels, made when they are asked for.
+
+    Attributes:
+      entry: the block that is the whole step, which begins with the call of it.
+    """
+
+    entry = 0
 
     def __init__(self, chip: Chip, network: Network):
         self.chip, self.network = chip, network
@@ -86,6 +93,8 @@ class _Actions:
             if to_end:
                 started = [k.writes[0] for k in kernels if self._is_asynchronous(k)]
                 found += [Action("done", "", "", key=_key(buffer)) for buffer in started]
+            if block == self.entry and self.chip.step_latency:
+                found.insert(0, Action("compute", "call", "", self.chip.step_latency))
             self._made[block] = found
         return self._made[block]
 
