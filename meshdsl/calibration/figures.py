@@ -80,6 +80,31 @@ def of_passes(times: Times, bandwidth: float) -> dict[str, Figure]:
     return found
 
 
+def beside(times: Times, chip: Chip) -> dict[str, Figure]:
+    """What comes beside products and passes: copies of operands, and memory that is taken anew.
+
+    Args:
+      chip: with the figures of products and of memory.
+    """
+    found = {}
+    ((layers, spread),) = ((s, spread) for s, spread in times if s.kind == "layers")
+    rate = chip.flops * chip.matmul_efficiency / chip.float32_slowdown
+    if (left := spread.median - layers.size / rate) > 0:
+        found["operand_bandwidth"] = Figure(
+            4 * layers.elements / left,
+            f"what layers in a stack with their gradients take beside the FLOPs of their products, "
+            f"{_spread(times, 'layers')}",
+        )
+    (copied, spread), *_ = ((s, spread) for s, spread in times if s.kind == "fresh")
+    written = 2 * copied.size / (chip.hbm_bandwidth * chip.hbm_efficiency)
+    if (left := spread.median - chip.step_latency - written) > 0:
+        found["fresh_bandwidth"] = Figure(
+            copied.size / left,
+            f"a call whose result is a copy, beside the copying, {_spread(times, 'fresh')}",
+        )
+    return found
+
+
 def of_links(times: Times, chip: Chip, *, between_nodes: bool) -> dict[str, Figure]:
     """Latency and bandwidth that describe all collectives within nodes, or between them, best.
 

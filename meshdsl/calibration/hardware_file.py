@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from meshdsl.calibration.figures import Figure, curves, of_links, of_passes, of_products
+from meshdsl.calibration.figures import Figure, beside, curves, of_links, of_passes, of_products
 from meshdsl.calibration.measure import Measured
 from meshdsl.calibration.subjects import OPERATIONS
 from meshdsl.machine import Chip
@@ -78,7 +78,9 @@ def figures_of(chip: Chip, measured: Measured, devices: int, nodes: int) -> dict
     ):
         words = how.format(spread.low * 1e6, spread.high * 1e6, spread.samples)
         found[key] = Figure(spread.median, f"{what}, {words}")
-    known = replace(chip, node=devices // nodes)
+    values = {key: figure.value for key, figure in found.items() if key != "hbm"}
+    known = replace(chip, node=devices // nodes, **values)
+    found |= beside(times, known)
     moved = [(s, spread) for s, spread in times if s.kind in OPERATIONS]
     if devices > nodes:
         found |= of_links(moved, known, between_nodes=False)

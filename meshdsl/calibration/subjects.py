@@ -1,4 +1,4 @@
-"""What is timed on a machine: products, passes over memory, tiny kernels and collectives.
+"""What is timed on a machine: products, layers, passes over memory, tiny kernels and collectives.
 
 Arrays of accelerators are larger than those of virtual devices, so that they keep the device busy.
 """
@@ -20,14 +20,20 @@ OPERATIONS = ("psum", "all_gather", "psum_scatter", "all_to_all", "ppermute")
 # Rows, contracted dim and columns of products, and bytes of an array that is passed over.
 _PRODUCTS = {"cpu": ((256, 256, 256), (512, 256, 1024), (1024, 128, 512))}
 _LARGE_PRODUCTS = ((2048, 2048, 2048), (4096, 4096, 4096), (8192, 4096, 4096))
+# Rows, width, heads and their width of layers.
+_LAYERS = 4
+_LAYER = {"cpu": (256, 256, 8, 64)}
+_LARGE_LAYER = (8192, 4096, 32, 128)
 _PASSED = {"cpu": 2**21}
 _LARGE_PASSED = 2**28
+# Bytes of memory that is taken anew: more than an allocator keeps from call to call.
+_FRESH = 2**26
 # Bytes of collectives, from small to large.
 _LEAST, _MOST, SIZES = 2**10, 2**24, 12
 
 
 def computations(kind: str) -> Iterator[Subject]:
-    """Products, passes over memory and a tiny kernel, for devices of a `kind`."""
+    """Products, layers, passes over memory and a tiny kernel, for devices of a `kind`."""
     for dtype in (jnp.float32, jnp.bfloat16):
         for m, k, n in _PRODUCTS.get(kind, _LARGE_PRODUCTS):
             yield Subject(
@@ -38,26 +44,43 @@ def computations(kind: str) -> Iterator[Subject]:
                 dtype,
                 size=4.0 * m * k * n,
             )
+    rows, model, heads, inside = _LAYER.get(kind, _LARGE_LAYER)
+    yield Subject(
+        "layers",
+        f"{_LAYERS} layers",
+        _trained,
+        ((_LAYERS, model, heads, inside), (_LAYERS, heads, inside, model), (8, rows // 8, model)),
+        # Of five products in each: two forward, and three that give gradients.
+        size=5.0 * _LAYERS * 2 * rows * model * heads * inside,
+        elements=5 * _LAYERS * (rows * model + model * heads * inside + rows * heads * inside),
+    )
     count = _PASSED.get(kind, _LARGE_PASSED) // 4
     for name, body, arrays, width in _PASSES:
         shapes = ((count,),) * arrays
         yield Subject("pass", name, body, shapes, size=width * count, elements=count)
     yield Subject("kernel", "2,048 elements", _scaled, ((2048,),))
+    yield Subject("fresh", "a copy", _scaled, ((_FRESH // 4,),), size=_FRESH)
 
 
 def _two_products(x: Any, up: Any, down: Any) -> Any:
     return jnp.dot(jnp.dot(x, up), down * 0.001).astype(x.dtype)
 
 
+def _trained(up: Any, down: Any, x: Any) -> Any:
+    """Weights of layers in a stack, after a step of gradient descent through all of them."""
+
+    def loss(up: Any) -> Any:
+        def layer(x: Any, weights: Any) -> tuple[Any, None]:
+            hidden = jnp.einsum("bld,dhk->bhlk", x, weights[0])
+            return x + jnp.einsum("bhlk,hkd->bld", jax.nn.relu(hidden), weights[1]), None
+
+        return jnp.sum(jax.lax.scan(layer, x, (up, down))[0])
+
+    return up - 1e-6 * jax.grad(loss)(up)
+
+
 def _scaled(x: Any) -> Any:
     return x * 0.999 + 0.001
-
-
-def _normed(x: Any) -> Any:
-    """A row's norm taken off, as models do: read for the sums, read again and written."""
-    rows = x.reshape(-1, 256)
-    mean = rows.mean(-1, keepdims=True)
-    return ((rows - mean) * jax.lax.rsqrt(rows.var(-1, keepdims=True) + 1e-5)).ravel()
 
 
 def _updated(x: Any, first: Any, second: Any, gradient: Any) -> Any:

@@ -33,15 +33,16 @@ class Subject:
     """An operation to be timed.
 
     Attributes:
-      kind: `product`, `pass`, `kernel`, `call`, `to_device`, `to_host`, or a collective.
+      kind: `product`, `layers`, `pass`, `kernel`, `fresh`, or a collective. Of `fresh` a call
+        without turns is timed, whose result is a copy of the array in memory of its own.
       name: of the operation among those of its kind; the form of the group for a collective.
       body: what one turn does: from local arrays, the first of which is carried from turn to turn,
         to its next value.
       shapes: of the local arrays.
       dtype: of them.
       mesh: sizes of the axes of the mesh, which the devices fill in their order.
-      size: of what is timed: FLOPs of a product, bytes of a pass or of a collective.
-      elements: of the largest array of a pass.
+      size: of what is timed: FLOPs of products, bytes of others.
+      elements: of the largest array of a pass; of operands and results of the products of layers.
     """
 
     kind: str
@@ -105,12 +106,13 @@ class Timer:
             in_specs=(whole.spec, *[split.spec] * len(subject.shapes)),
             out_specs=split.spec,
         )
-        self._run = jax.jit(looped, donate_argnums=1)
+        self._fresh = subject.kind == "fresh"
+        self._run = jax.jit(looped, donate_argnums=() if self._fresh else 1)
         self._take(1)
         self.turns = 1
         empty, took = self._least(0), self._least(1)
         # A first time is rough, so the number of turns grows until a call lasts long enough.
-        while took - empty < sample / 2 and self.turns < MOST_TURNS:
+        while not self._fresh and took - empty < sample / 2 and self.turns < MOST_TURNS:
             wanted = self.turns * sample / max(took - empty, sample / 8)
             self.turns = min(max(int(wanted), 2 * self.turns), MOST_TURNS)
             took = self._least(self.turns)
@@ -120,6 +122,9 @@ class Timer:
         """Take one more sample."""
         empty = self._take(0)
         self.calls.append(empty)
+        if self._fresh:
+            self.samples.append(empty)
+            return
         # No time is 0, or less: where a call without turns was disturbed, a turn takes next to it.
         self.samples.append(max(self._take(self.turns) - empty, 1e-2 * empty) / self.turns)
 

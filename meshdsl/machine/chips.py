@@ -114,6 +114,10 @@ class Chip:
         `GpuDeviceInfoProto`; empty for a GPU that cannot be compiled for.
       node: how many GPUs are on one switch, or how many devices of a CPU one process has.
       step_latency: seconds from the call of a compiled step to its first kernel, and back.
+      operand_bandwidth: bytes/s at which a compiler that copies operands and results of products
+        into the order that it multiplies in does so; 0 where it does not.
+      fresh_bandwidth: bytes/s at which memory that a step takes from the machine anew is first
+        written to; 0 where that is no limit.
       collectives: times of collectives that were measured, which go before what the figures of
         links say; by collective and by form of the group.
       imbalance: how many times the mean load the most loaded device has, of what depends on data,
@@ -138,6 +142,8 @@ class Chip:
     kernel_latency: float = _figure("time", must="")
     small_sum: float = _figure("size", must="")
     step_latency: float = _figure("time", must="")
+    operand_bandwidth: float = _figure("bandwidth", must="")
+    fresh_bandwidth: float = _figure("bandwidth", must="")
     link_bandwidth: float = _figure("bandwidth", shared=True)
     link_latency: float = _figure("time")
     link_efficiency: float = _figure("number", 1.0)
