@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshdsl import hosts
@@ -133,16 +134,21 @@ class Timer:
         return Spread.of(self.samples)
 
     def _least(self, turns: int) -> float:
-        """Seconds of the least disturbed of three calls with so many turns."""
-        return min(self._take(turns) for _ in range(3))
+        """Seconds of the least disturbed of three calls with so many turns, in process 0."""
+        least = min(self._take(turns) for _ in range(3))
+        return hosts.first_does(lambda: least)
 
     def _take(self, turns: int) -> float:
-        """Seconds of a call with so many turns, by the clock of process 0."""
+        """Seconds of a call with so many turns, which all processes begin together."""
         number = self._number(turns)
+        if hosts.count() > 1:
+            multihost_utils.sync_global_devices("call")
         start = self._clock()
-        self._carried = jax.block_until_ready(self._run(number, self._carried, *self._rest))
+        found = jax.block_until_ready(self._run(number, self._carried, *self._rest))
         took = self._clock() - start
-        return hosts.first_does(lambda: took)
+        if not self._fresh:
+            self._carried = found
+        return took
 
 
 def _repeat(body: Callable[..., Any], turns: Any, first: Any, *rest: Any) -> Any:

@@ -109,3 +109,26 @@ def test_a_fit_finds_what_made_the_times():
     found = _fit(rows, [2 * a + 3 * b for a, b in rows])
     assert found == pytest.approx((2, 3))
     assert _fit([(1.0, 1.0), (2.0, 1.0)], [2.0, 1.0])[0] == 0  # a factor below 0 makes no sense
+
+
+@pytest.mark.slow
+def test_two_processes_have_a_network_between_them(tmp_path, capsys):
+    path = tmp_path / "mine.toml"
+    launch = ["launch", "--processes", "2", "--devices-per-process", "2", "--", "calibrate"]
+    words = [*launch, "--target", "mine", "--out", str(path), *FEW]
+    done = subprocess.run(
+        [sys.executable, "-m", "meshdsl_cli", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"--target mine:2x2 --hardware {path}" in done.stdout
+    chip = chips(path)["mine"]
+    assert chip.node == 2 and chip.scale_out_bandwidth > 0 and chip.scale_out_latency > 0
+    assert {form for forms in chip.collectives.values() for form in forms} == {"2", "1x2", "2x2"}
+    network = Network(find_target("mine:2x2", hardware=path), {"data": 2, "model": 2})
+    for axes, form in ((("data",), "1x2"), (("model",), "2"), (("data", "model"), "2x2")):
+        curve = chip.collectives["psum"][form]
+        assert network.seconds("psum", axes, curve.bytes[-1]) == pytest.approx(curve.times[-1])
+    words = ["explain", "--layout", "fsdp", "--target", "mine:2x2", "--hardware", str(path)]
+    sizes = ["model.layers=2", "model.d_model=64", "model.length=32", "model.vocab=128"]
+    assert main([*words, *sizes]) == 0
+    assert "2 processes" in capsys.readouterr().out
