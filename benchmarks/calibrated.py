@@ -2,11 +2,15 @@
 
     python -m benchmarks.calibrated
     python -m benchmarks.calibrated --hardware mine.toml --rounds 15
+    python -m benchmarks.calibrated --network 100
 
 Eight virtual devices of this machine are calibrated. Then steps of training of two small models are
 estimated under many layouts and meshes, and run, in turns: the table has the median of the rounds
 and its quartiles. Spearman's rank correlation is 1 where both orders are the same. Regret is how
 much longer the layout takes that the estimate takes for the fastest than the fastest.
+
+With `--network 100` the same is done for a third model in two processes of four devices, between
+which the network lets 100 Mbit/s pass. That takes an administrator (network namespaces).
 
 With `--clock cpu` a second is one in which all cores work for this program. So other programs on
 the machine disturb less, but while the devices wait for each other no time passes.
@@ -25,10 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from meshdsl import Layout
+from meshdsl import Layout, hosts
 from meshdsl.calibration.hardware_file import hardware_file
 from meshdsl.calibration.measure import measure
 from meshdsl.calibration.subjects import ordered
@@ -40,6 +43,7 @@ from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 
+from . import limited_network
 from .measure import show
 
 DEVICES = 8
@@ -120,6 +124,22 @@ WORKLOADS = {
             "hybrid-fsdp replica=2,data=4 none",
         ),
     ),
+    "processes": Workload(
+        _TRANSFORMER | {"model.d_ff": 512, "model.vocab": 1024, "model.layers": 2},
+        (
+            "data data=8 none",
+            "zero1 data=8 none",
+            "fsdp data=8 none",
+            "fsdp data=8 full",
+            "hybrid-fsdp replica=2,data=4 none",
+            "data-tensor data=2,model=4 none",
+            "fsdp-tensor data=2,model=4 none",
+            "data-tensor data=4,model=2 none",
+            "tensor model=8 none",
+            "fsdp-sequence data=2,model=4 none",
+            "context data=4,context=2 none",
+        ),
+    ),
 }
 
 _TENSOR = ["heads?, kv_heads?, d_ff -> model", {"rule": "vocab? -> model", "uneven": "pad"}]
@@ -147,7 +167,10 @@ class Case:
         self.step = self.job.lowered.compile()
         self.state = self.job.step.init(jax.random.key(0))
         self.batch = jax.tree.map(
-            lambda x: jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding), self.job.batch
+            lambda x: jax.make_array_from_callback(
+                x.shape, x.sharding, lambda at: np.zeros(x.shape, x.dtype)[at]
+            ),
+            self.job.batch,
         )
 
     def run(self, clock: Callable[[], float]) -> float:
@@ -214,9 +237,11 @@ def regret(cases: Sequence[Case]) -> float:
 
 
 def calibrated(path: Path, seconds: float, clock: Callable[[], float]) -> None:
-    """Calibrate eight virtual devices."""
+    """Calibrate the virtual devices."""
     devices = ordered(jax.devices("cpu"))[:DEVICES]
     measured = measure(devices, seconds, lambda line: print(line, file=sys.stderr), clock=clock)
+    if not hosts.first():
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(hardware_file("cpu", chips()["cpu"], measured, devices), encoding="utf-8")
 
@@ -225,20 +250,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS)
     parser.add_argument("--hardware", type=Path, help="a calibrated machine; else it is calibrated")
     parser.add_argument("--seconds", type=float, default=120.0, help="of calibrating")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--clock", choices=_CLOCKS, default="wall")
+    parser.add_argument("--network", type=float, metavar="MBITS", help="between two processes")
+    for flag in ("--coordinator", "--process-id"):  # of one of the two processes
+        parser.add_argument(flag, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.network and given.coordinator is None:
+        if why := limited_network.missing():
+            sys.exit(f"--network: {why}")
+        with limited_network.limited(given.network):
+            words = sys.argv[1:]
+            sys.exit(limited_network.run_in_both("benchmarks.calibrated", words, DEVICES // 2))
     clock, path = _CLOCKS[given.clock], given.hardware
     jax.config.update("jax_platforms", "cpu")
-    ask_for_virtual(DEVICES)
+    if given.network:
+        hosts.join(given.coordinator, 2, int(given.process_id))
+    else:
+        ask_for_virtual(DEVICES)
     if path is None:
         path = Path("build/calibrated.toml")
         calibrated(path, given.seconds, clock)
-    target = find_target(f"cpu:{DEVICES}", hardware=path)
-    devices = jax.devices()[:DEVICES]
+    hosts.first_does(lambda: None)  # the file is there
+    shape = f"{DEVICES // 2}x2" if given.network else str(DEVICES)
+    target = find_target(f"cpu:{shape}", hardware=path)
+    devices = ordered(jax.devices())[:DEVICES]
+    given.workloads = given.workloads or (
+        ["processes"] if given.network else ["transformer", "vit"]
+    )
     summary = [["workload", "layouts", "Spearman", "regret", "furthest off", "within 30%"]]
     tables = {}
     for name in given.workloads:
@@ -255,6 +297,8 @@ def main() -> None:
         furthest = f"{max(off, key=abs):+.0%}"
         order = [f"{spearman(cases):.2f}", f"{regret(cases):.0%}"]
         summary.append([name, str(len(cases)), *order, furthest, f"{near} of {len(cases)}"])
+    if not hosts.first():
+        return
     show(summary)
     for name, rows in tables.items():
         show(rows, name)

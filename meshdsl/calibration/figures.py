@@ -86,21 +86,25 @@ def beside(times: Times, chip: Chip) -> dict[str, Figure]:
     Args:
       chip: with the figures of products and of memory.
     """
-    found = {}
-    ((layers, spread),) = ((s, spread) for s, spread in times if s.kind == "layers")
     rate = chip.flops * chip.matmul_efficiency / chip.float32_slowdown
-    if (left := spread.median - layers.size / rate) > 0:
+    layers = [(s, spread.median) for s, spread in times if s.kind == "layers"]
+    left = [max(seconds - s.size / rate, 1e-3 * seconds) for s, seconds in layers]
+    per_moved, per_kept = _fit([(4.0 * s.elements, s.kept) for s, _ in layers], left)
+    of_layers = _spread(times, "layers")
+    found = {}
+    if per_moved:
         found["operand_bandwidth"] = Figure(
-            4 * layers.elements / left,
-            f"what layers in a stack with their gradients take beside the FLOPs of their products, "
-            f"{_spread(times, 'layers')}",
+            1 / per_moved,
+            f"what layers with their gradients take beside the FLOPs of products, {of_layers}",
         )
-    (copied, spread), *_ = ((s, spread) for s, spread in times if s.kind == "fresh")
+    ((copied, spread),) = ((s, spread) for s, spread in times if s.kind == "fresh")
     written = 2 * copied.size / (chip.hbm_bandwidth * chip.hbm_efficiency)
-    if (left := spread.median - chip.step_latency - written) > 0:
+    per_fresh = max(spread.median - chip.step_latency - written, 0.0) / copied.size
+    if per_fresh + per_kept:
         found["fresh_bandwidth"] = Figure(
-            copied.size / left,
-            f"a call whose result is a copy, beside the copying, {_spread(times, 'fresh')}",
+            1 / (per_fresh + per_kept),
+            f"a call whose result is a copy, {_spread(times, 'fresh')}, and layers that keep more "
+            f"or less, {of_layers}",
         )
     return found
 

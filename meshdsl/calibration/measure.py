@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from meshdsl.calibration.subjects import OPERATIONS, collective, computations, m
 from meshdsl.calibration.timing import Spread, Subject, Timer
 
 _SAMPLE = 0.01  # seconds of a sample, at least
-_LONGEST = 0.3  # seconds of one turn: larger collectives are left out
+_LONGEST = 0.2  # seconds of one turn: larger collectives are left out
 _FEWEST, _MOST_ROUNDS = 3, 15
 _SHARE = 0.6  # of the time, until which programs are compiled; the rest is for samples
 _SENT = 2**24  # bytes of a device, for transfers from and to its host
@@ -72,8 +71,7 @@ def measure(
                 if number >= _FEWEST and passed() > _SHARE * seconds:
                     break
                 known = slow.setdefault((operation, form), [])
-                below = max(((b, t) for b, t in known if b < bytes), default=(math.inf, 0.0))
-                if below[1] * max(bytes / below[0], 1.0) > _LONGEST:
+                if _expected(known, bytes) > _LONGEST:
                     continue
                 subject = collective(operation, form, mesh, bytes)
                 timers.append(Timer(subject, devices, _SAMPLE, clock))
@@ -92,6 +90,15 @@ def measure(
         **_transfers(devices),
         seconds=passed(),
     )
+
+
+def _expected(known: Sequence[tuple[float, float]], bytes: float) -> float:
+    """Seconds that a size is likely to take at least, by the times of smaller ones."""
+    below = sorted(point for point in known if point[0] < bytes)[-2:]
+    if len(below) < 2:
+        return below[0][1] if below else 0.0
+    (b0, t0), (b1, t1) = below
+    return t1 + max(t1 - t0, 0.0) / (b1 - b0) * (bytes - b1)
 
 
 def _transfers(devices: Sequence[Any]) -> dict[str, float]:

@@ -45,15 +45,26 @@ def computations(kind: str) -> Iterator[Subject]:
                 size=4.0 * m * k * n,
             )
     rows, model, heads, inside = _LAYER.get(kind, _LARGE_LAYER)
-    yield Subject(
-        "layers",
-        f"{_LAYERS} layers",
-        _trained,
-        ((_LAYERS, model, heads, inside), (_LAYERS, heads, inside, model), (8, rows // 8, model)),
-        # Of five products in each: two forward, and three that give gradients.
-        size=5.0 * _LAYERS * 2 * rows * model * heads * inside,
-        elements=5 * _LAYERS * (rows * model + model * heads * inside + rows * heads * inside),
-    )
+    hidden = heads * inside
+    moved = rows * model + model * hidden + rows * hidden  # by a product of a layer
+    # Two products of a layer forward, three for its gradients, and one that is done again.
+    for name, products, kept, again in (
+        ("kept", 5, rows * (model + hidden), False),
+        ("recomputed", 6, rows * model, True),
+    ):
+        yield Subject(
+            "layers",
+            name,
+            partial(_trained, again=again),
+            (
+                (_LAYERS, model, heads, inside),
+                (_LAYERS, heads, inside, model),
+                (8, rows // 8, model),
+            ),
+            size=2.0 * products * _LAYERS * rows * model * hidden,
+            elements=products * _LAYERS * moved,
+            kept=4 * _LAYERS * kept,
+        )
     count = _PASSED.get(kind, _LARGE_PASSED) // 4
     for name, body, arrays, width in _PASSES:
         shapes = ((count,),) * arrays
@@ -66,15 +77,19 @@ def _two_products(x: Any, up: Any, down: Any) -> Any:
     return jnp.dot(jnp.dot(x, up), down * 0.001).astype(x.dtype)
 
 
-def _trained(up: Any, down: Any, x: Any) -> Any:
-    """Weights of layers in a stack, after a step of gradient descent through all of them."""
+def _trained(up: Any, down: Any, x: Any, again: bool) -> Any:
+    """Weights of layers in a stack, after a step of gradient descent through all of them.
+
+    Args:
+      again: whether the backward pass computes again what is inside of a layer.
+    """
 
     def loss(up: Any) -> Any:
         def layer(x: Any, weights: Any) -> tuple[Any, None]:
             hidden = jnp.einsum("bld,dhk->bhlk", x, weights[0])
             return x + jnp.einsum("bhlk,hkd->bld", jax.nn.relu(hidden), weights[1]), None
 
-        return jnp.sum(jax.lax.scan(layer, x, (up, down))[0])
+        return jnp.sum(jax.lax.scan(jax.checkpoint(layer) if again else layer, x, (up, down))[0])
 
     return up - 1e-6 * jax.grad(loss)(up)
 
@@ -117,10 +132,13 @@ def meshes(devices: int, nodes: int) -> dict[str, dict[str, int]]:
 
 
 def sizes() -> list[int]:
-    """Bytes of collectives in the order of their worth: the ends, then what lies between."""
+    """Bytes of collectives in the order of their worth: far apart first, then what lies between.
+
+    Where a network is slow, the smaller ones tell which larger ones would take too long.
+    """
     step = math.log2(_MOST / _LEAST) / (SIZES - 1)
     every = [round(_LEAST * 2 ** (step * i)) for i in range(SIZES)]
-    first = [0, SIZES - 1, SIZES // 2, SIZES // 4, 3 * SIZES // 4]
+    first = [0, SIZES // 2, SIZES - 1, SIZES // 4, 3 * SIZES // 4]
     return [every[i] for i in (*first, *(i for i in range(SIZES) if i not in first))]
 
 

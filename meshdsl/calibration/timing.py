@@ -44,6 +44,7 @@ class Subject:
       mesh: sizes of the axes of the mesh, which the devices fill in their order.
       size: of what is timed: FLOPs of products, bytes of others.
       elements: of the largest array of a pass; of operands and results of the products of layers.
+      kept: bytes that layers keep for their gradients.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Subject:
     mesh: Mapping[str, int] = field(default_factory=dict)
     size: float = 0.0
     elements: int = 0
+    kept: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -116,8 +116,8 @@ class Chip:
       step_latency: seconds from the call of a compiled step to its first kernel, and back.
       operand_bandwidth: bytes/s at which a compiler that copies operands and results of products
         into the order that it multiplies in does so; 0 where it does not.
-      fresh_bandwidth: bytes/s at which memory that a step takes from the machine anew is first
-        written to; 0 where that is no limit.
+      fresh_bandwidth: bytes/s of the memory that a step takes beside its arguments, because the
+        machine hands it over each time anew; 0 where that is no limit.
       collectives: times of collectives that were measured, which go before what the figures of
         links say; by collective and by form of the group.
       imbalance: how many times the mean load the most loaded device has, of what depends on data,

