@@ -93,7 +93,7 @@ WORKLOADS = {
             "data data=8 none",
             "data data=8 full",
             "zero1 data=8 none",
-            "zero2 data=8 none",
+            "tensor model=8 full",
             "fsdp data=8 none",
             "fsdp data=8 full",
             "tensor model=8 none",
@@ -104,7 +104,7 @@ WORKLOADS = {
             "fsdp-sequence data=4,model=2 none",
             "fsdp-sequence data=2,model=4 full",
             "context data=4,context=2 none",
-            "hybrid-fsdp replica=2,data=4 none",
+            "context data=2,context=4 none",
         ),
     ),
     "vit": Workload(
@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS)
     parser.add_argument("--hardware", type=Path, help="a calibrated machine; else it is calibrated")
     parser.add_argument("--seconds", type=float, default=120.0, help="of calibrating")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--clock", choices=_CLOCKS, default="wall")
     parser.add_argument("--network", type=float, metavar="MBITS", help="between two processes")
     for flag in ("--coordinator", "--process-id"):  # of one of the two processes
@@ -272,7 +272,7 @@ def main() -> None:
     else:
         ask_for_virtual(DEVICES)
     if path is None:
-        path = Path("build/calibrated.toml")
+        path = Path(f"build/calibrated{'-network' * bool(given.network)}.toml")
         calibrated(path, given.seconds, clock)
     hosts.first_does(lambda: None)  # the file is there
     shape = f"{DEVICES // 2}x2" if given.network else str(DEVICES)
