@@ -50,9 +50,10 @@ class Curve:
     @property
     def _of_byte(self) -> float:
         """Seconds of a further byte above the largest size, in proportion where one is known."""
-        if len(self.bytes) > 1 and self.times[-1] > self.times[-2]:
-            return (self.times[-1] - self.times[-2]) / (self.bytes[-1] - self.bytes[-2])
-        return self.times[-1] / self.bytes[-1]
+        sizes, times = list(self.bytes), list(self.times)
+        if len(sizes) > 1 and times[-1] > times[-2]:
+            return (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+        return times[-1] / sizes[-1]
 
 
 Curves = Mapping[str, Mapping[str, Curve]]  # by collective, and by form of the group
