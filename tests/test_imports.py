@@ -32,7 +32,8 @@ ROOMS = (
     *("layouts", "rules", "layout", "mesh", "values", "tensor", "stand_in"),
     *("user_code", "parameters", "checked", "later", "hosts", "splits", "program"),
     *("lowering", "ops", "stages", "family", "meshdsl", "layers", "models"),
-    *("machine", "predict", "plain_jax", "layout_search", "tools", "train", "commands", "cli"),
+    *("machine", "calibration", "predict", "plain_jax", "layout_search", "tools", "train"),
+    *("commands", "cli"),
 )
 # What a room may not import although it is below. Estimates and reports are made from a record.
 APART = {

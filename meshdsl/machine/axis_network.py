@@ -123,6 +123,14 @@ class AxisNetwork:
         return bool(torus) and all(level.ring for level in torus)
 
 
+_SWITCHES = {"gpu": "GPUs of a node, NVLink", "cpu": "virtual devices of a process"}
+_SCALE_OUT = {
+    "tpu": "slices, the data-centre network",
+    "gpu": "nodes, InfiniBand",
+    "cpu": "processes",
+}
+
+
 def describe(axis: AxisNetwork, target: Target) -> str:
     """Describes each level of `axis`, the inner ones first.
 
@@ -130,7 +138,7 @@ def describe(axis: AxisNetwork, target: Target) -> str:
     """
     if axis.size == 1:
         return "one device"
-    if target.chip.kind == "cpu":
+    if not target.timed:
         return f"{axis.size} virtual devices of one machine"
     return "; then ".join(_level(level, target) for level in axis.levels)
 
@@ -140,14 +148,9 @@ def _level(level: Level, target: Target) -> str:
     if level.kind == "cores":
         return f"the {level.size} devices of a chip, {rate} one way"
     if level.kind == "switch":
-        return f"{level.size} GPUs of a node, NVLink, {rate} one way"
+        return f"{level.size} {_SWITCHES[target.chip.kind]}, {rate} one way"
     if level.kind == "scale-out":
-        over, what = (
-            ("the data-centre network", "slices")
-            if target.chip.kind == "tpu"
-            else ("InfiniBand", "nodes")
-        )
-        return f"{level.size} {what}, {over}, {rate} one way"
+        return f"{level.size} {_SCALE_OUT[target.chip.kind]}, {rate} one way"
     if not level.parts:
         return (
             f"{level.size} chips that fill no block of the torus, "

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from meshdsl.errors import MeshDSLError, nearest, quote
+from meshdsl.machine.measured_collectives import COLLECTIVES, Curve, checked_curves
 from meshdsl.parsing import parse_toml
 
 # The share of a chip's FLOP/s that is assumed of fused kernels, such as those of attention, which
@@ -40,23 +41,29 @@ _UNITS: dict[str, tuple[str, float]] = {
     "Gelem/s": ("elements", 1e9),
 }
 
-_COLLECTIVES = ("all_gather", "psum_scatter", "psum", "pmax", "pmin", "all_to_all", "ppermute")
+
+_EVERY = "tpu gpu cpu"
 
 
-def _figure(measures: str, default: Any = 0.0, *, shared: bool = False, must: bool = True) -> Any:
-    """A field for a figure of TPUs and GPUs.
+def _figure(
+    measures: str, default: Any = 0.0, *, shared: bool = False, must: str = "tpu gpu"
+) -> Any:
+    """A field for a figure.
 
     Args:
       measures: one of the measures of `_UNITS`.
       shared: whether the devices of a chip share it evenly.
-      must: whether a chip must have it.
+      must: the kinds of chips that must have it; `cpu` for one that has any figure.
     """
     return field(default=default, metadata={"figure": measures, "shared": shared, "must": must})
 
 
 def _key(kinds: str, type: type, default: Any = None, *, must: bool = True) -> Any:
-    """A field for another key, of a type, that chips of these `kinds` have."""
-    told = {"kinds": kinds.split(), "type": type, "must": must}
+    """A field for another key, of a type, that chips of these `kinds` have.
+
+    Those of a `cpu` may be left out, but for its `device_kind`.
+    """
+    told = {"kinds": kinds.split(), "type": type, "must": _EVERY if must else ""}
     if type is dict:
         return field(default_factory=dict, hash=False, metadata=told)
     return field(default=default, metadata=told)
@@ -69,7 +76,7 @@ class Chip:
     Attributes:
       name: as in targets, `v5p`.
       kind: `tpu`, `gpu` or `cpu`. A `cpu` stands for virtual devices; its figures are 0, and its
-        `hbm` is None.
+        `hbm` is None, unless `meshdsl calibrate` has measured them on a machine.
       device_kind: what `jax.Device.device_kind` says.
       devices_per_chip: how many devices JAX lists for one chip.
       flops: peak FLOP/s of dense products in bfloat16.
@@ -105,7 +112,14 @@ class Chip:
       options_of_parts: further ones, for meshes of which no axis is a whole slice.
       compiler: what XLA's compiler asks of a GPU besides the figures, by the names of XLA's
         `GpuDeviceInfoProto`; empty for a GPU that cannot be compiled for.
-      node: how many GPUs are on one switch.
+      node: how many GPUs are on one switch, or how many devices of a CPU one process has.
+      step_latency: seconds from the call of a compiled step to its first kernel, and back.
+      operand_bandwidth: bytes/s at which a compiler that copies operands and results of products
+        into the order that it multiplies in does so; 0 where it does not.
+      fresh_bandwidth: bytes/s of the memory that a step takes beside its arguments, because the
+        machine hands it over each time anew; 0 where that is no limit.
+      collectives: times of collectives that were measured, which go before what the figures of
+        links say; by collective and by form of the group.
       imbalance: how many times the mean load the most loaded device has, of what depends on data,
         as the tokens of the experts of a device do. All others wait for it.
       source: where the keys that are no figures are from.
@@ -116,21 +130,24 @@ class Chip:
     kind: str
     device_kind: str = _key("tpu gpu cpu", str)
     devices_per_chip: int = _key("tpu", int, 1, must=False)
-    flops: float = _figure("compute", shared=True)
-    hbm: int | None = _figure("memory", None, shared=True)
-    hbm_bandwidth: float = _figure("bandwidth", shared=True)
+    flops: float = _figure("compute", shared=True, must=_EVERY)
+    hbm: int | None = _figure("memory", None, shared=True, must=_EVERY)
+    hbm_bandwidth: float = _figure("bandwidth", shared=True, must=_EVERY)
     clock: float = _figure("frequency")
     tile: int = _figure("number", 1)
     matmul_efficiency: float = _figure("number", 1.0)
     hbm_efficiency: float = _figure("number", 1.0)
-    vector_rate: float = _figure("elements", shared=True, must=False)
-    float32_slowdown: float = _figure("number", 1.0, must=False)
-    kernel_latency: float = _figure("time", must=False)
-    small_sum: float = _figure("size", must=False)
+    vector_rate: float = _figure("elements", shared=True, must="")
+    float32_slowdown: float = _figure("number", 1.0, must="")
+    kernel_latency: float = _figure("time", must="")
+    small_sum: float = _figure("size", must="")
+    step_latency: float = _figure("time", must="")
+    operand_bandwidth: float = _figure("bandwidth", must="")
+    fresh_bandwidth: float = _figure("bandwidth", must="")
     link_bandwidth: float = _figure("bandwidth", shared=True)
     link_latency: float = _figure("time")
     link_efficiency: float = _figure("number", 1.0)
-    core_bandwidth: float = _figure("bandwidth", must=False)
+    core_bandwidth: float = _figure("bandwidth", must="")
     scale_out_bandwidth: float = _figure("bandwidth", shared=True)
     scale_out_latency: float = _figure("time")
     dims: int = _key("tpu", int, 1)
@@ -140,14 +157,15 @@ class Chip:
     gather_dims: int = _key("tpu", int, 1, must=False)
     scatter_dims: int = _key("tpu", int, 1, must=False)
     topology_options: Mapping[str, Any] = _key("tpu", dict, must=False)
-    node: int = _key("gpu", int, 0)
-    waits: tuple[str, ...] = _key("tpu gpu", list, ())
+    node: int = _key("gpu cpu", int, 0)
+    waits: tuple[str, ...] = _key("tpu gpu cpu", list, ())
     as_sums: tuple[str, ...] = _key("tpu", list, ())
     options: Mapping[str, str] = _key("tpu gpu", dict, must=False)
     options_of_parts: Mapping[str, str] = _key("tpu", dict, must=False)
     compiler: Mapping[str, Any] = _key("gpu", dict, must=False)
+    collectives: Mapping[str, Mapping[str, Curve]] = _key("tpu gpu cpu", dict, must=False)
     imbalance: float = 1.0
-    source: str = _key("tpu gpu", str, "")
+    source: str = _key("tpu gpu cpu", str, "")
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -176,6 +194,12 @@ def chips(path: Path | None = None) -> dict[str, Chip]:
             )
         tables[name] = {**tables.get(name, {}), **table}
     return {name: _chip(name, table, str(path)) for name, table in tables.items()}
+
+
+def unit_of(figure: str) -> tuple[str, float]:
+    """The first unit of a figure such as `flops`, and how much one of it is in the base unit."""
+    measures = {f.name: f.metadata.get("figure") for f in fields(Chip)}[figure]
+    return next((unit, scale) for unit, (what, scale) in _UNITS.items() if what == measures)
 
 
 def chip_of(
@@ -212,12 +236,11 @@ def _chip(name: str, table: Mapping[str, Any], file: str) -> Chip:
         raise MeshDSLError(f"{where}: `kind` is `tpu`, `gpu` or `cpu`, not {quote(kind)}")
     declared = {f.name: f.metadata for f in fields(Chip)}
     keys = {key: told for key, told in declared.items() if kind in told.get("kinds", ())}
-    if kind != "cpu":
-        keys |= {key: told for key, told in declared.items() if "figure" in told}
+    keys |= {key: told for key, told in declared.items() if "figure" in told}
     for key in table:
         if key not in ("kind", *keys):
             raise MeshDSLError(f"{where}: unknown key `{key}`{nearest(key, ['kind', *keys])}")
-    if missing := [f"`{key}`" for key, told in keys.items() if told["must"] and key not in table]:
+    if missing := [f"`{key}`" for key in _needed(kind, keys, table) if key not in table]:
         raise MeshDSLError(f"{where}: {', '.join(missing)} missing")
     given, sources = {}, {}
     for key, told in keys.items():
@@ -234,6 +257,13 @@ def _chip(name: str, table: Mapping[str, Any], file: str) -> Chip:
     return Chip(name=name, kind=kind, sources=sources, **given)
 
 
+def _needed(kind: str, keys: Mapping[str, Any], table: Mapping[str, Any]) -> list[str]:
+    """The keys that a chip of a kind must have; a `cpu` without figures only its device's kind."""
+    if kind == "cpu" and not any("figure" in keys[key] for key in table if key in keys):
+        return ["device_kind"]
+    return [key for key, told in keys.items() if kind in told["must"].split()]
+
+
 def _checked(key: str, value: Any, kind: type, where: str) -> Any:
     """The value of a key that is no figure, if it is of the type `kind`."""
     if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < 1)):
@@ -244,12 +274,14 @@ def _checked(key: str, value: Any, kind: type, where: str) -> Any:
             list: "a list of collectives",
         }
         raise MeshDSLError(f"{where}: `{key}` is {words[kind]}, not {quote(value)}")
+    if key == "collectives":
+        return checked_curves(value, where)
     if kind is list:
         for one in value:
-            if one not in _COLLECTIVES:
+            if one not in COLLECTIVES:
                 raise MeshDSLError(
                     f"{where}: `{key}` has {quote(one)}, which is no collective"
-                    f"{nearest(one, _COLLECTIVES)}; they are {', '.join(_COLLECTIVES)}"
+                    f"{nearest(one, COLLECTIVES)}; they are {', '.join(COLLECTIVES)}"
                 )
         return tuple(value)
     if key in ("options", "options_of_parts"):

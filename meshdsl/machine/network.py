@@ -19,6 +19,8 @@ the links that are used:
 Over several levels the outer ones work on what the inner ones leave for them: each device moves its
 own part. The hops through a switch are those of recursive doubling (Thakur, Rabenseifner and Gropp,
 2005: "Optimization of Collective Communication Operations in MPICH").
+
+Where times of a collective were measured (`Chip.collectives`), they are taken instead.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ import numpy as np
 
 from meshdsl.machine.axis_network import AxisNetwork, Level, Route, TorusPart, describe
 from meshdsl.machine.chips import Chip
+from meshdsl.machine.measured_collectives import curve_of
 from meshdsl.machine.target import Target
 from meshdsl.mesh import arrange
 from meshdsl.program.collective import live_axes
@@ -70,14 +73,13 @@ class Network:
         """
         if not self.target.timed:
             return 0.0
-        levels, efficiency = self.axes(axes).levels, self.target.chip.link_efficiency
-        return _seconds(operation, levels, bytes, efficiency)
+        return seconds_over(self.axes(axes).levels, operation, bytes, self.target.chip)
 
     def between_slices(self, operation: str, bytes: float) -> float:
         """As `seconds`, of a collective among devices of which each is in another slice or node."""
         levels = self.axes(tuple(self.axis_sizes)).levels
         outer = tuple(level for level in levels if level.kind == "scale-out")
-        return _seconds(operation, outer, bytes, self.target.chip.link_efficiency)
+        return seconds_over(outer, operation, bytes, self.target.chip)
 
     def sent_between(self, operation: str, axes: tuple[str, ...], bytes: float) -> float:
         """Bytes that each device sends to other slices or nodes in one collective.
@@ -245,7 +247,8 @@ def device_coordinates(target: Target, sizes: Mapping[str, int]) -> np.ndarray:
 
     Returns:
       An array [*sizes, k]. Its last dim is (slice, x, y, z, core) for TPUs, and (node, GPU) for
-      GPUs; CPUs count as one node.
+      GPUs; of CPUs (process, device), and a machine
+      without figures is one process.
     """
     shape = tuple(sizes.values())
     if target.chip.kind != "tpu":
@@ -264,15 +267,42 @@ def device_coordinates(target: Target, sizes: Mapping[str, int]) -> np.ndarray:
     return at[[d.id for d in mesh.flat]].reshape(*shape, 5)
 
 
-def _seconds(operation: str, levels: tuple[Level, ...], bytes: float, efficiency: float) -> float:
+def form_of(levels: tuple[Level, ...]) -> str:
+    """The form of a group by which measured times are found: `8`, or `4x2` in two nodes.
+
+    It is empty on a torus, where groups of one size differ in the links that they have.
+    """
+    sizes = {level.kind: level.size for level in levels}
+    if not sizes or not {"switch", "scale-out"}.issuperset(sizes):
+        return ""
+    inside, nodes = (sizes.get(kind, 1) for kind in ("switch", "scale-out"))
+    return f"{inside}x{nodes}" if nodes > 1 else str(inside)
+
+
+def levels_of_form(form: str, chip: Chip) -> tuple[Level, ...]:
+    """The levels of a group of a form, the other way round than `form_of`."""
+    inside, nodes = (*map(int, form.split("x")), 1)[:2]
+    levels = (
+        _switch("switch", inside, chip.link_bandwidth, chip.link_latency),
+        _switch("scale-out", nodes, chip.scale_out_bandwidth, chip.scale_out_latency),
+    )
+    return tuple(level for level in levels if level.size > 1)
+
+
+def seconds_over(levels: tuple[Level, ...], operation: str, bytes: float, chip: Chip) -> float:
     """Seconds of one collective alone on its links; 0 for what moves nothing, such as `slice`.
 
+    What was measured goes before what the figures of the links say.
+
     Args:
-      operation: as in `Collective.operation`.
       levels: of the network of its devices, inner first.
+      operation: as in `Collective.operation`.
       bytes: the larger of operand and result on one device.
-      efficiency: the share of the bandwidth that collectives reach.
+      chip: that has the figures.
     """
+    efficiency = chip.link_efficiency
+    if measured := curve_of(chip.collectives, operation, form_of(levels)):
+        return measured.seconds(bytes)
     if operation == "ppermute":
         one_way = [
             bytes / (level.one_way * efficiency) + level.step_hops * level.latency

@@ -139,9 +139,14 @@ def _check_shape(text: str, chip: Chip, shape: tuple[int, ...]) -> None:
             and hosts
             and math.prod(shape) <= chip.most_chips
         )
-    elif chip.kind == "gpu":
+    elif chip.node:
         inside, *nodes = shape
         legal = len(nodes) <= 1 and inside <= chip.node and (not nodes or inside == chip.node)
+        if legal and nodes and not chip.scale_out_bandwidth:
+            raise MeshDSLError(
+                f"target {text!r}: {chip.name} was calibrated in one process, and has no "
+                "`scale_out_bandwidth`; calibrate in as many processes"
+            )
     else:
         legal = len(shape) == 1 and shape[0] <= _MOST_VIRTUAL
     if not legal:
@@ -161,10 +166,11 @@ def _legal(chip: Chip) -> str:
             f"{chip.dims} dims{rule}, x and y even, at most {chip.most_chips:,} chips, "
             f"such as `{chip.name}:{small}`; or one chip, `{chip.name}:{one}`"
         )
-    if chip.kind == "gpu":
+    if chip.node:
+        node = "node" if chip.kind == "gpu" else "process"
         return (
-            f"1 to {chip.node} in one node, `{chip.name}:{chip.node}`, "
-            f"or whole nodes, `{chip.name}:{chip.node}x4` for 4 of them"
+            f"1 to {chip.node} in one {node}, `{chip.name}:{chip.node}`, "
+            f"or whole {node}{'e' * (node != 'node')}s, `{chip.name}:{chip.node}x4` for 4 of them"
         )
     return f"1 to {_MOST_VIRTUAL:,} virtual devices, `{chip.name}:8`"
 

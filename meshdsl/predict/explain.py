@@ -69,10 +69,11 @@ def explain(
     if model_flops is None and count_flops:
         counted = counted_flops(graph, program)
         model_flops = counted, counted
-    if target is not None and network is not None:
-        time = step_time(graph, target, network, *(model_flops or (0.0, 0.0)))
-    ops = _ops(program, graph, network, time)
     memory = memory_view(program, graph, target)
+    if target is not None and network is not None:
+        flops = model_flops or (0.0, 0.0)
+        time = step_time(graph, target, network, *flops, memory.peak - memory.arguments)
+    ops = _ops(program, graph, network, time)
     return Explanation(
         title=title,
         layout=program.layout.name,

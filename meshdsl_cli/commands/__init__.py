@@ -4,10 +4,11 @@ A file names the function that runs its command and does not import it: that wou
 """
 
 from meshdsl_cli.commands.analysing import COMPARE, COMPILE, EXPLAIN, LAYOUTS, MODELS, SEARCH
+from meshdsl_cli.commands.measuring import CALIBRATE
 from meshdsl_cli.commands.running import EVALUATE, GENERATE, LAUNCH, TRAIN
 from meshdsl_cli.commands.stored import CHECKPOINT, EXPORT, IMPORT, PLOT, TOKENIZER
 
 COMMANDS = (
     *(TRAIN, GENERATE, EVALUATE, LAUNCH, CHECKPOINT, IMPORT, EXPORT, TOKENIZER, PLOT),
-    *(EXPLAIN, COMPILE, COMPARE, SEARCH, LAYOUTS, MODELS),
+    *(EXPLAIN, COMPILE, COMPARE, SEARCH, CALIBRATE, LAYOUTS, MODELS),
 )

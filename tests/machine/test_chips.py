@@ -122,3 +122,50 @@ def test_errors_name_the_file_the_chip_and_what_is_legal(tmp_path, text, message
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(MeshDSLError, match="none.toml: cannot be read: No such file"):
         chips(tmp_path / "none.toml")
+
+
+CURVE = '{ bytes = [1, 100], value = [10, 20], unit = "us", source = "measured" }'
+
+
+def test_times_of_collectives_are_read(tmp_path):
+    text = f"[h100.collectives.psum]\n8 = {CURVE}\n4x2 = {CURVE}"
+    curve = chips(own(tmp_path, text))["h100"].collectives["psum"]["4x2"]
+    assert [round(1e6 * curve.seconds(n), 3) for n in (0, 1, 10, 100, 200)] == [
+        *(10, 10, 10.909, 20, 30.101)
+    ]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (f"[v5p.collectives.sum]\n8 = {CURVE}", "`collectives` has 'sum', which is no collective"),
+        ("[v5p]\ncollectives = 3", "`collectives` is a table, not 3"),
+        ("[v5p.collectives]\npsum = 3", "`collectives.psum` is a table, not 3"),
+        (f"[v5p.collectives.psum]\na = {CURVE}", "a group is named by its devices in a node"),
+        ("[v5p.collectives.psum]\n8 = 3", "`collectives.psum.8` is { bytes = [...], value ="),
+        (
+            f"[v5p.collectives.psum]\n8 = {CURVE.replace('[1, 100]', '[100, 1]')}",
+            "`collectives.psum.8`: `bytes` ascends",
+        ),
+        (
+            f"[v5p.collectives.psum]\n8 = {CURVE.replace('[1, 100]', '[1]')}",
+            "`bytes` and `value` are of 1 and 2 numbers",
+        ),
+        (
+            f"[v5p.collectives.psum]\n8 = {CURVE.replace('[10, 20]', '[0, 20]')}",
+            "`value` is a list of numbers above 0",
+        ),
+        (
+            f"[v5p.collectives.psum]\n8 = {CURVE.replace('us', 'ms')}",
+            "the unit is us, not 'ms'",
+        ),
+        (
+            f"[cpu]\nflops = {FIGURE % 'TFLOP/s'}",
+            "`hbm`, `hbm_bandwidth` missing",
+        ),
+    ],
+)
+def test_errors_in_times_of_collectives(tmp_path, text, message):
+    with pytest.raises(MeshDSLError) as e:
+        chips(own(tmp_path, text))
+    assert message in str(e.value)

@@ -22,6 +22,9 @@ CHIP = SimpleNamespace(
     tile=1,
     float32_slowdown=1.58,
     kernel_latency=1e-6,
+    step_latency=0.0,
+    operand_bandwidth=0.0,
+    fresh_bandwidth=0.0,
 )
 
 

@@ -81,6 +81,8 @@ def _seconds(kernel: Kernel, chip: Chip) -> float:
     streamed = of_products / bandwidth + (operands / _OPERANDS + results) * per_element
     besides = kernel.traffic - of_products
     seconds = max(products, streamed) + besides / bandwidth + besides / width * per_element
+    if chip.operand_bandwidth:
+        seconds += of_products / chip.operand_bandwidth
     if chip.kind == "tpu":
         copied = _REARRANGING * sum(dot.rearranged for dot in kernel.dots)
         seconds += 2 * copied / bandwidth + copied / width * per_element  # read and written

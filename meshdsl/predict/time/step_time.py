@@ -31,7 +31,12 @@ _SUM = ("psum", "pmax", "pmin")
 
 
 def step_time(
-    graph: Graph, target: Target, network: Network, model_flops: float, model_flops_full: float
+    graph: Graph,
+    target: Target,
+    network: Network,
+    model_flops: float,
+    model_flops_full: float,
+    temporaries: float = 0.0,
 ) -> TimeView:
     """The time of one step of `graph`.
 
@@ -39,10 +44,14 @@ def step_time(
       network: of the target under the program's mesh.
       model_flops: of the model on one device in one step, causal attention counted half.
       model_flops_full: the same with attention in full.
+      temporaries: bytes of memory that the step takes beside its arguments.
     """
-    actions = _Actions(target.chip, network)
-    ran = timeline(actions.of, actions.block(graph.kernels, to_end=True))
-    return TimeView.of(ran, (model_flops, model_flops_full), target.chip.flops)
+    actions, chip = _Actions(target.chip, network), target.chip
+    fresh = temporaries / chip.fresh_bandwidth if chip.fresh_bandwidth else 0.0
+    actions.before = chip.step_latency + fresh
+    actions.entry = actions.block(graph.kernels, to_end=True)
+    ran = timeline(actions.of, actions.entry)
+    return TimeView.of(ran, (model_flops, model_flops_full), chip.flops)
 
 
 def seconds_by_tag(view: TimeView) -> dict[tuple[str, str], float]:
@@ -59,7 +68,15 @@ def seconds_by_tag(view: TimeView) -> dict[tuple[str, str], float]:
 
 
 class _Actions:
-    """The actions of blocks of kernels, made when they are asked for."""
+    """The actions of blocks of kernels, made when they are asked for.
+
+    Attributes:
+      entry: the block that is the whole step.
+      before: seconds before its first kernel.
+    """
+
+    entry = 0
+    before = 0.0
 
     def __init__(self, chip: Chip, network: Network):
         self.chip, self.network = chip, network
@@ -86,6 +103,8 @@ class _Actions:
             if to_end:
                 started = [k.writes[0] for k in kernels if self._is_asynchronous(k)]
                 found += [Action("done", "", "", key=_key(buffer)) for buffer in started]
+            if block == self.entry and self.before:
+                found.insert(0, Action("compute", "call", "", self.before))
             self._made[block] = found
         return self._made[block]
 
