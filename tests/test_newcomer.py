@@ -79,6 +79,10 @@ CALLS = {
         (lambda x, *starts: jnp.sin(x), X),
         {"out": (A, B), "whole": (), "sums": (), "starts": (), "name": "sine"},
     ),
+    "ledger": (
+        (md.lower(md.sin, md.Layout([])), X),
+        {"steps": 1, "target": None, "title": "sine"},
+    ),
     "lower": ((md.sin, LAYOUT, md.make_mesh(LAYOUT)), {"dims": []}),
     "make_mesh": ((LAYOUT, jax.devices()), {}),
     "map": ((jnp.sin, X), {"name": "sine", "linear": False}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import struct
+import threading
 import tokenize
 import zipfile
 import zlib
@@ -34,6 +35,9 @@ DAMAGED_ARRAY = (
     *(SyntaxError, tokenize.TokenError, RecursionError),
     *(zipfile.BadZipFile, zlib.error, struct.error),
 )
+# NumPy evaluates the header as Python, which two threads of Python 3.11 cannot do at once: its
+# parser then raises SystemError.
+_HEADERS = threading.Lock()
 # How a picture with a palette, or in the colors of printers, is read. Others are read as they are.
 _READ_AS = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB"}
 
@@ -127,7 +131,8 @@ def decoded(content: bytes, where: str) -> np.ndarray:
     """
     if content.startswith(_ARRAY_MAGIC):
         try:
-            return np.load(io.BytesIO(content), allow_pickle=False)
+            with _HEADERS:
+                return np.load(io.BytesIO(content), allow_pickle=False)
         except DAMAGED_ARRAY as error:
             raise MeshDSLError(f"{where}: no array, or damaged: {said_of(error)}") from None
     with extra("images", where):
