@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -137,13 +137,6 @@ def of_links(times: Times, chip: Chip, *, between_nodes: bool) -> dict[str, Figu
     return found | {f"{name}_latency": Figure(max(latency, 1e-9), how)}
 
 
-def misses(times: Times, estimate: Callable[[Subject], float]) -> float:
-    """By what factor an estimate misses a measured time in the median, 1 for never."""
-    return statistics.median(
-        max(estimate(s) / spread.median, spread.median / estimate(s)) for s, spread in times
-    )
-
-
 def curves(times: Times) -> dict[str, dict[str, list[tuple[float, Spread]]]]:
     """For each collective and form of a group its times by bytes, none less than a smaller one's.
 
@@ -195,11 +188,3 @@ def _spread(times: Times, *kinds: str) -> str:
     ]
     count = max(spread.samples for s, spread in times if s.kind in kinds)
     return f"quartiles +-{statistics.median(widths):.0%} around medians of {count} samples"
-
-
-def by_kind(times: Times) -> Mapping[str, list[tuple[Subject, Spread]]]:
-    """The times, by the kind of their subjects."""
-    found: dict[str, list[tuple[Subject, Spread]]] = {}
-    for subject, spread in times:
-        found.setdefault(subject.kind, []).append((subject, spread))
-    return found

@@ -247,8 +247,7 @@ def device_coordinates(target: Target, sizes: Mapping[str, int]) -> np.ndarray:
 
     Returns:
       An array [*sizes, k]. Its last dim is (slice, x, y, z, core) for TPUs, and (node, GPU) for
-      GPUs; of CPUs (process, device), and a machine
-      without figures is one process.
+      GPUs; of CPUs (process, device), and a machine without figures is one process.
     """
     shape = tuple(sizes.values())
     if target.chip.kind != "tpu":

@@ -6,7 +6,7 @@ are scattered into, and gives updates whose index is in another part no effect.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -129,6 +129,19 @@ def added(
             0,
         )
 
+    return _scattered(target, local, ids, updates, like=like)
+
+
+def _scattered(
+    target: Target,
+    local: Callable,
+    ids: tuple[Tensor, ...],
+    updates: Tensor,
+    *,
+    like: Tensor | None,
+    sums: bool = True,
+) -> Tensor:
+    """An op that makes the result of a scatter by a local `local(loop, *ids, updates)`."""
     return apply_op(
         target.name,
         local,
@@ -137,6 +150,7 @@ def added(
         out=target.out,
         in_order=target.dims,
         fill=(*(-1 for _ in ids), 0),
+        sums=sums,
         like=like,
     )
 
@@ -167,17 +181,7 @@ def _most(
         *ids, u = arrays
         return _largest(loop, target, sign, updates.dims, *target.indices(loop, ids), u)
 
-    found = apply_op(
-        target.name,
-        local,
-        (*ids, updates),
-        loop=target.loop,
-        out=target.out,
-        in_order=target.dims,
-        fill=(*(-1 for _ in ids), 0),
-        sums=False,
-        like=x,
-    )
+    found = _scattered(target, local, ids, updates, like=x, sums=False)
     # Not `maximum`: an element without updates keeps its whole gradient, and a NaN on either side
     # stays.
     beyond = lambda a, b: (b > a if sign > 0 else b < a) | jnp.isnan(b)
