@@ -179,7 +179,7 @@ class UNet(PyTreeNode):
         )
 
     def __call__(self, images: md.Tensor) -> md.Tensor:
-        x, skips = images, []
+        x, skips = md.cast(images, self.head.weight.dtype), []
         for level in self.levels:
             skips.append(level.before(x))
             x = level.down(skips[-1])

@@ -125,7 +125,7 @@ class ViT(PyTreeNode):
         """
         config, length = self.config, self.config.dims["length"]
         first, later = (None, None) if key is None else jax.random.split(key)
-        x = self.patches(image)
+        x = self.patches(md.cast(image, self.head.weight.dtype))
         rest = tuple(d for d in x.dims if d.name not in ("height", "width", "d_model"))
         x = md.reshape(x, (*rest, md.Dim("length", length.size - 1), x.dim("d_model")))
         x = md.pad(x, "length", before=1)

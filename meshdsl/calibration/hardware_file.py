@@ -70,17 +70,19 @@ def figures_of(chip: Chip, measured: Measured, devices: int, nodes: int) -> dict
     if not chip.hbm:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * nodes / devices
         found["hbm"] = Figure(memory, "a share of the memory of the machine for each device")
-    (kernel,) = (spread for subject, spread in times if subject.kind == "kernel")
+    ((kernels, spread),) = ((s, spread) for s, spread in times if s.kind == "kernel")
     how = "quartiles {:.3g} to {:.3g} us of {} samples"
-    for key, what, spread in (
-        ("kernel_latency", "a kernel of 2,048 elements in a loop", kernel),
-        ("step_latency", "a call of a program that does nothing", measured.call),
+    for key, what, of_turn, count in (
+        ("kernel_latency", "a kernel of 2,048 elements in a loop", spread, kernels.size),
+        ("step_latency", "a call of a program that does nothing", measured.call, 1),
     ):
-        words = how.format(spread.low * 1e6, spread.high * 1e6, spread.samples)
-        found[key] = Figure(spread.median, f"{what}, {words}")
+        low, high = (x * 1e6 / count for x in (of_turn.low, of_turn.high))
+        words = how.format(low, high, of_turn.samples)
+        found[key] = Figure(of_turn.median / count, f"{what}, {words}")
     values = {key: figure.value for key, figure in found.items() if key != "hbm"}
     known = replace(chip, node=devices // nodes, **values)
-    found |= beside(times, known)
+    if any(subject.kind == "fresh" for subject, _ in times):
+        found |= beside(times, known)
     moved = [(s, spread) for s, spread in times if s.kind in OPERATIONS]
     if devices > nodes:
         found |= of_links(moved, known, between_nodes=False)

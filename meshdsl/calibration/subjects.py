@@ -1,6 +1,8 @@
 """What is timed on a machine: products, layers, passes over memory, tiny kernels and collectives.
 
 Arrays of accelerators are larger than those of virtual devices, so that they keep the device busy.
+A turn of a loop has many tiny kernels there, because the host begins each turn. Layers and fresh
+memory are timed on virtual devices alone: an accelerator's memory is a pool that is there already.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ _PRODUCTS = {"cpu": ((256, 256, 256), (512, 256, 1024), (1024, 128, 512))}
 _LARGE_PRODUCTS = ((2048, 2048, 2048), (4096, 4096, 4096), (8192, 4096, 4096))
 # Rows, width, heads and their width of layers.
 _LAYERS = 4
-_LAYER = {"cpu": (256, 256, 8, 64)}
-_LARGE_LAYER = (8192, 4096, 32, 128)
+_LAYER = (256, 256, 8, 64)
 _PASSED = {"cpu": 2**21}
 _LARGE_PASSED = 2**28
+# Tiny kernels in a turn of a loop.
+_KERNELS = {"cpu": 1}
+_MANY_KERNELS = 32
 # Bytes of memory that is taken anew: more than an allocator keeps from call to call.
 _FRESH = 2**26
 # Bytes of collectives, from small to large.
@@ -44,7 +48,20 @@ def computations(kind: str) -> Iterator[Subject]:
                 dtype,
                 size=4.0 * m * k * n,
             )
-    rows, model, heads, inside = _LAYER.get(kind, _LARGE_LAYER)
+    count = _PASSED.get(kind, _LARGE_PASSED) // 4
+    for name, body, arrays, width in _PASSES:
+        shapes = ((count,),) * arrays
+        yield Subject("pass", name, body, shapes, size=width * count, elements=count)
+    kernels = _KERNELS.get(kind, _MANY_KERNELS)
+    tiny = partial(_scaled_often, times=kernels)
+    yield Subject("kernel", "2,048 elements", tiny, ((2048,),), size=kernels)
+    if kind == "cpu":
+        yield from _with_fresh_memory()
+
+
+def _with_fresh_memory() -> Iterator[Subject]:
+    """Layers that keep more or less for their gradients, and a call whose result is a copy."""
+    rows, model, heads, inside = _LAYER
     hidden = heads * inside
     moved = rows * model + model * hidden + rows * hidden  # by a product of a layer
     # Two products of a layer forward, three for its gradients, and one that is done again.
@@ -65,11 +82,6 @@ def computations(kind: str) -> Iterator[Subject]:
             elements=products * _LAYERS * moved,
             kept=4 * _LAYERS * kept,
         )
-    count = _PASSED.get(kind, _LARGE_PASSED) // 4
-    for name, body, arrays, width in _PASSES:
-        shapes = ((count,),) * arrays
-        yield Subject("pass", name, body, shapes, size=width * count, elements=count)
-    yield Subject("kernel", "2,048 elements", _scaled, ((2048,),))
     yield Subject("fresh", "a copy", _scaled, ((_FRESH // 4,),), size=_FRESH)
 
 
@@ -96,6 +108,13 @@ def _trained(up: Any, down: Any, x: Any, again: bool) -> Any:
 
 def _scaled(x: Any) -> Any:
     return x * 0.999 + 0.001
+
+
+def _scaled_often(x: Any, times: int) -> Any:
+    """What so many kernels make of `x`, which the compiler does not fuse."""
+    for _ in range(times):
+        x = jax.lax.optimization_barrier(_scaled(x))
+    return x
 
 
 def _updated(x: Any, first: Any, second: Any, gradient: Any) -> Any:

@@ -42,7 +42,7 @@ class Subject:
       shapes: of the local arrays.
       dtype: of them.
       mesh: sizes of the axes of the mesh, which the devices fill in their order.
-      size: of what is timed: FLOPs of products, bytes of others.
+      size: of what is timed: FLOPs of products, kernels of a turn, bytes of others.
       elements: of the largest array of a pass; of operands and results of the products of layers.
       kept: bytes that layers keep for their gradients.
     """

@@ -1,5 +1,7 @@
 """Casts, rounding at random, and the scale of the loss."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,9 @@ import pytest
 
 import meshdsl as md
 from meshdsl.train import precision
+from meshdsl.train.config import Config
 from meshdsl.train.precision import LossScale, cast, round_at_random, stochastic_round
+from meshdsl.train.settings import override
 
 ROWS, COLUMNS = md.Dim("rows", 8), md.Dim("columns", 16)
 LAYOUTS = {
@@ -34,6 +38,20 @@ def test_cast_changes_floats_of_tensors_only():
     kinds = [found[name].dtype for name in ("w", "ids", "rate")]
     assert kinds == [jnp.bfloat16, jnp.int32, jnp.float32] and found["none"] is None
     assert cast(tree, "float32")["w"].array is tree["w"].array
+
+
+@pytest.mark.parametrize("family", ["vit", "unet"])
+def test_images_are_cast_so_that_products_are_in_the_dtype_of_compute(family):
+    config = override(Config(), **{"model.family": family, "precision.compute": "bfloat16"})
+    batch = config.model.batch(md.Dim("batch", 2))
+
+    def loss(key, batch):
+        found = config.model.loss(cast(config.model.init(key), "bfloat16"), batch, None)
+        return jax.tree.leaves(found)[0]
+
+    text = jax.jit(loss).lower(jax.random.key(0), batch).as_text()
+    products = re.findall(r"stablehlo.(?:dot_general|convolution)\b.* : \((.*)\) ->", text)
+    assert len(products) > 3 and all(x.count("xbf16>") == 2 for x in products), products
 
 
 @pytest.mark.parametrize("value", [1.001, -1.001, 0.3, 3e-39, 1e30])
