@@ -87,7 +87,7 @@ class Step:
         self.memory = m.argument_size_in_bytes + m.temp_size_in_bytes
         self.memory += m.output_size_in_bytes - m.alias_size_in_bytes
         self._init = job.step.init
-        # Tokens that differ: rows of a gradient that are added to one row would wait for each other.
+        # Tokens differ: gradients that are added to one row would wait for each other.
         self._batch = jax.tree.map(
             lambda x: jax.device_put(
                 (np.arange(x.size) % 100).astype(x.dtype).reshape(x.shape), x.sharding
