@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +67,10 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
         inside = within(indices, loop.size(dim))
         if not dim.size:  # one element to look up, which `inside` then replaces by zeros
             table = jnp.pad(table, [(0, d == dim) for d in x.dims])
-        found = _take_shared(table, x.dims, indices, inside, ids.dims, shared, dim)
+        look_up = partial(_take_shared, dims=x.dims, id_dims=ids.dims, shared=shared, dim=dim)
+        if wide is None and loop.platform == "gpu" and table.dtype in (jnp.bfloat16, jnp.float16):
+            return _summed_in_float32(look_up, table, indices, inside)
+        found = look_up(table, indices, inside)
         return found if wide is None else found.astype(dtype)
 
     return apply_op(
@@ -80,7 +84,23 @@ def take(x: Tensor, ids: Tensor, dim: Dim | str) -> Tensor:
     )
 
 
-def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims, dim: Dim):
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _summed_in_float32(look_up: Callable, table, indices, inside) -> jax.Array:
+    """What is looked up, with a gradient of the table that is summed in float32.
+
+    A GPU adds to a float32 in memory at once, and to a bfloat16 by trying until no other thread has
+    added meanwhile: for a table of 32,000 x 2,048 that took 14 ms on an H200.
+    """
+    return look_up(table, indices, inside)
+
+
+@_summed_in_float32.defjvp
+def _summed_in_float32_jvp(look_up: Callable, primals, tangents):
+    table, *at = primals
+    return look_up(table, *at), look_up(tangents[0].astype(jnp.float32), *at).astype(table.dtype)
+
+
+def _take_shared(table, indices, inside, *, dims: Dims, id_dims: Dims, shared: Dims, dim: Dim):
     """The elements of `table` at `indices` along `dim`; zeros where an index is not `inside`.
 
     Args:
@@ -91,14 +111,12 @@ def _take_shared(table, dims: Dims, indices, inside, id_dims: Dims, shared: Dims
     if shared:
         first, rest = shared[0], shared[1:]
         i, j = dims.index(first), id_dims.index(first)
-        inner = lambda t, k, m: _take_shared(
-            t,
-            dim_algebra.without(dims, (first,)),
-            k,
-            m,
-            dim_algebra.without(id_dims, (first,)),
-            rest,
-            dim,
+        inner = partial(
+            _take_shared,
+            dims=dim_algebra.without(dims, (first,)),
+            id_dims=dim_algebra.without(id_dims, (first,)),
+            shared=rest,
+            dim=dim,
         )
         return jax.vmap(inner, in_axes=(i, j, j))(table, indices, inside)
     at = dims.index(dim)

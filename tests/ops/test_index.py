@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import meshdsl as md
+from meshdsl.lowering.device_loop import DeviceLoop
 from tests.helpers import assert_same, collectives, data, dims, every, integers, layout, weight
 
 A, B, C, V = dims(a=8, b=16, c=4, v=16)
@@ -50,6 +52,20 @@ def test_a_lookup_in_a_split_table_costs_one_sum_and_no_gather():
     assert collectives(lambda t, i: md.take(t, i, V), TABLE, IDS, layout=rules) == {
         ("psum", ("m",)): 1
     }
+
+
+@pytest.mark.parametrize("rules", [(), ("many -> m",), ("few -> m",)])
+def test_a_gpu_adds_gradients_of_bfloat16_in_float32(rules, monkeypatch):
+    """In bfloat16 the sum of 4,096 ones would stay at 256."""
+    monkeypatch.setattr(DeviceLoop, "platform", "gpu")
+    many, few = md.Dim("many", 4096), md.Dim("few", 8)
+    ids, table = (
+        md.tensor(jnp.zeros(4096, jnp.int32), (many,)),
+        md.tensor(jnp.ones(8, "bfloat16"), (few,)),
+    )
+    slope = md.value_and_grad(lambda t: md.sum(md.take(t, ids, few)))
+    found = md.lower(slope, layout(*rules, mesh={"m": 8}))(table)[1].array
+    assert found.dtype == jnp.bfloat16 and found.tolist() == [4096] + [0] * 7
 
 
 def test_indices_of_any_integer_dtype_work():
