@@ -96,7 +96,7 @@ class KernelBuilder:
     ):
         self.table, self.flops, self.times, self.share = table, flops, times, share
         self.kernels: list[Kernel] = []
-        # For each value that a kernel of this block writes or reads: that kernel.
+        # For each value: the kernel of this block that writes it, and the kernels that read it.
         self._makers: dict[Value, _Draft] = {}
         self._readers: dict[Value, list[_Draft]] = defaultdict(list)
         # Values whose kernel further element-wise code and reductions over the value may join.
@@ -355,7 +355,8 @@ class KernelBuilder:
             self.table.buffer(inner, scope, within)
             if stack is not None and original(stack) in reordered:
                 reordered.add(original(inner))
-            stacks |= set() if within is None else {id(within)}
+            if within is not None:
+                stacks.add(id(within))
         results = [self.table.buffer(v, scope) for v in equation.outputs]
         for result, value in zip(results, block.outputs, strict=True):
             result.scope = scope_in_body(block, value, constants, scope)
