@@ -86,21 +86,24 @@ class Workload:
     ways: tuple[str, ...]
 
 
+_MOST = (  # ways that all workloads have
+    "data data=8 none",
+    "zero1 data=8 none",
+    "fsdp data=8 none",
+    "fsdp data=8 full",
+    "tensor model=8 none",
+    "data-tensor data=4,model=2 none",
+    "data-tensor data=2,model=4 none",
+    "fsdp-tensor data=2,model=4 none",
+)
 WORKLOADS = {
     "transformer": Workload(
         _TRANSFORMER,
         (
-            "data data=8 none",
+            *_MOST,
             "data data=8 full",
-            "zero1 data=8 none",
             "tensor model=8 full",
-            "fsdp data=8 none",
-            "fsdp data=8 full",
-            "tensor model=8 none",
-            "data-tensor data=4,model=2 none",
-            "data-tensor data=2,model=4 none",
             "fsdp-tensor data=4,model=2 none",
-            "fsdp-tensor data=2,model=4 none",
             "fsdp-sequence data=4,model=2 none",
             "fsdp-sequence data=2,model=4 full",
             "context data=4,context=2 none",
@@ -110,32 +113,18 @@ WORKLOADS = {
     "vit": Workload(
         _VIT,
         (
-            "data data=8 none",
+            *_MOST,
             "data data=8 full",
-            "zero1 data=8 none",
             "zero2 data=8 none",
-            "fsdp data=8 none",
-            "fsdp data=8 full",
-            "tensor model=8 none",
-            "data-tensor data=4,model=2 none",
-            "data-tensor data=2,model=4 none",
             "fsdp-tensor data=4,model=2 none",
-            "fsdp-tensor data=2,model=4 none",
             "hybrid-fsdp replica=2,data=4 none",
         ),
     ),
     "processes": Workload(
         _TRANSFORMER | {"model.d_ff": 512, "model.vocab": 1024, "model.layers": 2},
         (
-            "data data=8 none",
-            "zero1 data=8 none",
-            "fsdp data=8 none",
-            "fsdp data=8 full",
+            *_MOST,
             "hybrid-fsdp replica=2,data=4 none",
-            "data-tensor data=2,model=4 none",
-            "fsdp-tensor data=2,model=4 none",
-            "data-tensor data=4,model=2 none",
-            "tensor model=8 none",
             "fsdp-sequence data=2,model=4 none",
             "context data=4,context=2 none",
         ),

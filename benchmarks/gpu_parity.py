@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import meshdsl as md
-from meshdsl.ops.attention import cudnn
+from meshdsl.ops.attention import cudnn, pallas
 from meshdsl.ops.attention.blocks import Options, Sides
 from meshdsl.ops.attention.kernels import Place, Runs, kernel_of
 from meshdsl.ops.attention.parts import attend, whole
@@ -113,7 +113,7 @@ def _by_blocks(options: Options, sides: Sides, q, k, v) -> jax.Array:
 
 def _by_pallas(options: Options, sides: Sides, q, k, v) -> jax.Array:
     place = _place(q.shape[-2], k.shape[-2])
-    kernel = kernel_of("pallas", options, place)
+    kernel = kernel_of(pallas, options, place)
     way = whole(options)._replace(kernel=kernel)
     return attend(way, q, k, v, sides)
 

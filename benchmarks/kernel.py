@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from meshdsl.ops.attention import parts
+from meshdsl.ops.attention import parts, splash
 from meshdsl.ops.attention.blocks import Options, Sides
 from meshdsl.ops.attention.kernels import Place, Runs, kernel_of
 
@@ -45,7 +45,7 @@ def attend(q, k, v, platform: str = "cpu", *, mapped: bool = False):
             columns=every,
             aligned=False,
         )
-        way = way._replace(kernel=kernel_of("splash", options, place))
+        way = way._replace(kernel=kernel_of(splash, options, place))
         found = parts.attend(way, q, k, v, Sides())
     else:
         positions = jnp.arange(q.shape[-2])

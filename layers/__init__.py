@@ -15,7 +15,8 @@ these are:
             return md.silu(md.dot(x, self.up))
 """
 
-from meshdsl.layers.attention import Attention, Cache, Documents, Window
+from meshdsl.layers.attended import Cache, Documents, Window
+from meshdsl.layers.attention import Attention
 from meshdsl.layers.conv import Conv, ConvTranspose
 from meshdsl.layers.dropout import Dropout
 from meshdsl.layers.embedding import Embedding

@@ -16,7 +16,7 @@ from flax import struct
 from flax.struct import PyTreeNode
 
 import meshdsl as md
-from meshdsl.layers.attention import MASKED, Cache, Documents, Rotary, Window, attend
+from meshdsl.layers.attended import MASKED, Cache, Documents, Rotary, Window, attend
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.norm import RMSNorm
 from meshdsl.layers.rotary import rotate

@@ -4,6 +4,7 @@ The ops declare themselves, each beside its function in `meshdsl/ops`; see `ops/
 each takes and returns is in `help(meshdsl.einsum)`, and on the site that `make docs` builds.
 """
 
+from importlib import import_module as _import_module
 from importlib.metadata import version as _version
 
 from meshdsl.checked import checked as _checked
@@ -11,8 +12,6 @@ from meshdsl.checked import hold as _hold
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.family import Average, Family
-from meshdsl.later import LATER as _LATER
-from meshdsl.later import imported as _imported
 from meshdsl.layout import Layout
 from meshdsl.lowering.init import init
 from meshdsl.lowering.lower import lower
@@ -25,11 +24,24 @@ from meshdsl.ops import random
 from meshdsl.ops.families import named as _named
 from meshdsl.ops.global_norm import clip_by_global_norm, global_norm
 from meshdsl.parameters import full, normal, ones, truncated_normal, uniform, zeros
+from meshdsl.program.program import Program as _Program
 from meshdsl.stages.stages import Stages
 from meshdsl.stages.transfer import transfer
 from meshdsl.stages.transfers import Transfers
 from meshdsl.tensor import Tensor, abstract, from_local, parameter, tensor
 
+# What is imported when somebody asks for it, with the module that has it: a program that trains
+# draws no page and estimates no time, so it starts without the modules that do.
+_LATER = {
+    "compare": "meshdsl.tools.compare",
+    "compile": "meshdsl.tools.function",
+    "explain": "meshdsl.tools.function",
+    "JaxFamily": "meshdsl.plain_jax.family",
+    "from_jax": "meshdsl.plain_jax.public",
+    "ledger": "meshdsl.tools.ledger",
+    "search": "meshdsl.tools.search",
+    "show": "meshdsl.tools.show",
+}
 _OPS = _named()
 globals().update(_OPS)
 
@@ -66,6 +78,13 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] (the ops name themsel
     *_OPS,
 ]
 
+
+def _drawn(program: _Program) -> str:
+    """What `explain` says of a program, as a notebook draws it."""
+    return _import_module("meshdsl.tools.analysis").Explained.of(program)._repr_html_()
+
+
+_Program._repr_html_ = _drawn
 _hold(set(__all__) - set(_OPS) - set(_LATER), globals())
 
 
@@ -73,6 +92,6 @@ def __getattr__(name: str):
     """What is imported when it is first asked for, such as `md.explain`."""
     if name not in _LATER:
         raise AttributeError(f"module 'meshdsl' has no attribute {name!r}")
-    found = _imported(_LATER[name], name)
+    found = getattr(_import_module(_LATER[name]), name)
     found = globals()[name] = found if isinstance(found, type) else _checked(found)
     return found

@@ -9,22 +9,37 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 
 class MeshDSLError(ValueError):
     """Input that meshdsl cannot accept: a misspelt name, a size that does not divide, bad data."""
 
 
-def nearest(word: object, known: Iterable[str]) -> str:
-    """`; did you mean `x`?` for the known word closest to `word`, or all where none is close.
+@contextmanager
+def system_errors_say(what: object, then: str = "") -> Iterator[None]:
+    """A context in which an error of the operating system is ours: `what: no such file; then`."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or " ".join(str(error).split())
+        raise MeshDSLError(f"{what}: {why}{then and '; '}{then}") from None
 
-    `word` may be anything that a file has in place of a text.
+
+def nearest(word: object, known: Iterable[str], far: str | None = None) -> str:
+    """`; did you mean `x`?` for the known word closest to `word`.
+
+    Args:
+      word: a text, or anything that a file has in its place.
+      far: what is said where no word is close; by default all that are known.
     """
     known = sorted(set(known))
     close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean `{close[0]}`?"
+    if far is not None:
+        return far
     return f"; known: {', '.join(f'`{k}`' for k in known)}" if known else ""
 
 
@@ -36,9 +51,9 @@ def quote(value) -> str:
     return "a value that is being traced" if kind.endswith("Tracer") else f"of type {kind}"
 
 
-def either(words: list[str]) -> str:
-    """`a, b or c`."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+def either(words: Sequence[str], between: str = "or") -> str:
+    """`a, b or c`, or with another word before the last one."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {between} {words[-1]}"
 
 
 LEAKED = (

@@ -63,7 +63,7 @@ def load(name: str, where: str) -> Any:
     except AttributeError:
         known = [each for each in vars(module) if not each.startswith("_")]
         raise MeshDSLError(
-            f"{where}={name}: {place} has no `{wanted}`{_close(wanted, known)}"
+            f"{where}={name}: {place} has no `{wanted}`{nearest(wanted, known, far='')}"
         ) from None
 
 
@@ -140,8 +140,3 @@ def _failed(where: str, name: str, error: Exception) -> MeshDSLError:
     return MeshDSLError(
         f"{where}={name}: cannot be imported: {type(error).__name__} in {at}: {said}"
     )
-
-
-def _close(wanted: str, known: list[str]) -> str:
-    close = nearest(wanted, known)
-    return close if "did you mean" in close else ""

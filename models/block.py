@@ -10,7 +10,8 @@ from flax import struct
 from flax.struct import PyTreeNode
 
 import meshdsl as md
-from meshdsl.layers.attention import Attention, Cache
+from meshdsl.layers.attended import Cache
+from meshdsl.layers.attention import Attention
 from meshdsl.layers.experts import Experts, Load
 from meshdsl.layers.latent_attention import LatentAttention
 from meshdsl.layers.mlp import MLP, SwiGLU

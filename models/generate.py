@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax.struct import PyTreeNode
 
 import meshdsl as md
-from meshdsl.layers.attention import Cache
+from meshdsl.layers.attended import Cache
 from meshdsl.models.transformer import Transformer
 
 

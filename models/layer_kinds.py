@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import meshdsl as md
-from meshdsl.layers.attention import Rotary, Window
+from meshdsl.layers.attended import Rotary, Window
 from meshdsl.layers.rotary import angles
 from meshdsl.layers.stack import Stack
 from meshdsl.models.architecture import Architecture

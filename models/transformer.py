@@ -22,7 +22,7 @@ from flax.struct import PyTreeNode
 
 import meshdsl as md
 from meshdsl.fields import bounded, chosen
-from meshdsl.layers.attention import Cache, Documents
+from meshdsl.layers.attended import Cache, Documents
 from meshdsl.layers.embedding import Embedding
 from meshdsl.layers.experts import Load
 from meshdsl.layers.linear import Linear

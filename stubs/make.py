@@ -373,7 +373,7 @@ def stubs(folder: Path) -> dict[Path, str]:
         of.function(name.split(".")[-1], op.module, package.overloads_of(op))
     made["ops/random.pyi"] = random.text()
 
-    public = package.module("meshdsl.later").value("LATER")
+    public = package.module("meshdsl").value("_LATER")
     for node in package.module("meshdsl").body:
         if isinstance(node, ast.ImportFrom):
             public |= {a.name: node.module for a in node.names if not a.asname}

@@ -135,7 +135,8 @@ def analysis_of(
             "--devices: the target says how many devices there are; give one of the two"
         )
     else:
-        target, sizes = _mesh_of_target(arguments, layout)
+        target = target_of(arguments)
+        sizes = mesh_on(target, layout)
     config = with_rows(arguments, config, prod(sizes.values()))
     choice = choose_remat(config, layout, sizes, target)
     title = title_of(arguments, config)
@@ -159,12 +160,6 @@ def title_of(arguments: argparse.Namespace, config: Config) -> str:
     sizes = ", ".join(f"{dim.name} {dim.size}" for dim in dims)
     name = arguments.model or family_name(config.model)
     return f"{name}, batch {config.batch}{sizes and ' of '}{sizes}"
-
-
-def _mesh_of_target(arguments: argparse.Namespace, layout: Layout) -> tuple[Target, dict[str, int]]:
-    """The target that the flags name, and the sizes of the layout's mesh on it."""
-    target = target_of(arguments)
-    return target, mesh_on(target, layout)
 
 
 def _mesh_of_devices(arguments: argparse.Namespace, layout: Layout, devices: int) -> dict[str, int]:

@@ -13,6 +13,7 @@ from meshdsl import hosts
 from meshdsl.calibration.hardware_file import hardware_file
 from meshdsl.calibration.measure import measure
 from meshdsl.calibration.subjects import ordered
+from meshdsl.commands.lookup import devices_of_all
 from meshdsl.commands.output import check_files, write_file
 from meshdsl.errors import MeshDSLError, either, quote
 from meshdsl.machine import Chip, chips
@@ -56,13 +57,7 @@ def _devices(asked: int | None) -> list[Any]:
     """The devices to measure, those of a process together; so many, where the user says."""
     without_tpu()
     if hosts.count() > 1:
-        found = ordered(jax.devices())
-        if asked not in (None, len(found)):
-            raise MeshDSLError(
-                f"--devices {asked}: {hosts.count()} processes use all of their "
-                f"{len(found)} devices"
-            )
-        return found
+        return ordered(devices_of_all(asked))
     ask_for_virtual(asked or _USUAL_DEVICES)
     found = ordered(jax.devices())
     if asked is not None and len(found) < asked:

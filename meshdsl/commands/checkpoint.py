@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, system_errors_say
 from meshdsl.figures import byte_words, columns
 from meshdsl.predict.compiler.topology import compile_only
 from meshdsl.train.checkpoints import folders, manifest, safetensors_files
@@ -48,10 +48,8 @@ def remove_damaged(arguments: argparse.Namespace) -> int:
     folder = checkpoints_of(arguments.run)
     for path in folders.damaged(folder):
         size = _size(path)
-        try:
+        with system_errors_say(f"{path}: cannot be removed"):
             shutil.rmtree(path)
-        except OSError as error:
-            raise MeshDSLError(f"{path}: cannot be removed: {error.strerror}") from None
         print(f"removed {path.name}, {size}")
     return 0
 
@@ -117,12 +115,9 @@ def import_safetensors(arguments: argparse.Namespace) -> int:
     config = stored_config(like) if like.is_dir() else read(like, Config())
     files, out = TensorFiles(arguments.file), RunFolder(arguments.out)
     out.refuse_used()
-    try:
-        with making(out.checkpoints):
-            unused = import_parameters(files, described_parameters(config), out.checkpoints)
-            out.write_config(config)
-    except OSError as error:
-        raise MeshDSLError(f"--out {out.path}: {error.strerror}") from None
+    with system_errors_say(f"--out {out.path}"), making(out.checkpoints):
+        unused = import_parameters(files, described_parameters(config), out.checkpoints)
+        out.write_config(config)
     for line in unused:
         print(line)
     print(f"wrote {out.path}; a run begins with it by warm_start={out.path}")

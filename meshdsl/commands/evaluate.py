@@ -10,7 +10,7 @@ from typing import Any
 from meshdsl import hosts
 from meshdsl.commands.generate import tokenizer_of
 from meshdsl.commands.lookup import pick_devices
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, system_errors_say
 from meshdsl.extras import check_extra
 from meshdsl.figures import columns
 from meshdsl.mesh import make_mesh
@@ -40,8 +40,8 @@ def evaluate_run(arguments: argparse.Namespace) -> int:
     layout = find_layout(arguments.layout or config.layout)
     devices = pick_devices(layout, 0 if arguments.layout else config.devices, arguments.devices)
     mesh = make_mesh(layout, devices)
-    step, model = open_model(folder, config, layout, mesh, arguments.step, report=print)
-    requests = Requests(config, model, tokenizer_of(config), layout, mesh, arguments.batch)
+    step, opened = open_model(folder, config, layout, mesh, arguments.step, report=print)
+    requests = Requests(config, opened, tokenizer_of(config), arguments.batch)
     found = evaluate(
         requests,
         tasks,
@@ -73,7 +73,5 @@ def _print(results: dict[str, Any], step: int, arguments: argparse.Namespace) ->
     print("\n".join(columns(rows, right=(2, 3), indent=0)))
     if arguments.out is not None:
         text = json.dumps({"run": str(arguments.run), "step": step, "results": measured}, indent=2)
-        try:
+        with system_errors_say(f"--out {arguments.out}"):
             arguments.out.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise MeshDSLError(f"--out {arguments.out}: {error.strerror}") from None

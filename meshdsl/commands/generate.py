@@ -59,12 +59,11 @@ def generate_texts(arguments: argparse.Namespace) -> int:
     layout = find_layout(arguments.layout or config.layout)
     devices = pick_devices(layout, 0 if arguments.layout else config.devices, arguments.devices)
     mesh = make_mesh(layout, devices)
-    step, model = open_model(folder, config, layout, mesh, arguments.step, report=_warn)
+    step, opened = open_model(folder, config, layout, mesh, arguments.step, report=_warn)
     ends = (tokenizer.separator, *(() if published is None else published.ends))
     how = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, ends)
-    rows = (answers if does_answer else continuations)(
-        config.model, model, prompts, count, jax.random.key(arguments.seed), how, layout, mesh
-    )
+    write = answers if does_answer else continuations
+    rows = write(opened, prompts, count, jax.random.key(arguments.seed), how)
     if not hosts.first():
         for _ in rows:  # the other processes compute, and say nothing
             pass

@@ -16,7 +16,7 @@ from meshdsl.commands.checkpoint import (
     saved_step,
     stored_config,
 )
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, system_errors_say
 from meshdsl.extras import extra
 from meshdsl.models.published import config_of, family_of, form_of
 from meshdsl.predict.compiler.topology import compile_only
@@ -65,16 +65,13 @@ def import_folder(arguments: argparse.Namespace) -> int:
         _check_tokenizer(folder, vocab)
     like = described_parameters(config)
     tensors = PublishedTensors(files, form, like)
-    try:
-        with making(out.path), making(out.checkpoints):
-            import_parameters(tensors, like, out.checkpoints)
-            _keep(folder, out.path / KEPT)
-            if (out.path / KEPT / "tokenizer.json").is_file():
-                tokenizer = str(out.path / KEPT / "tokenizer.json")
-                config = override(config, (), **{"data.tokenizer": tokenizer})
-            out.write_config(config)
-    except OSError as error:
-        raise MeshDSLError(f"--out {out.path}: {error.strerror}") from None
+    with system_errors_say(f"--out {out.path}"), making(out.path), making(out.checkpoints):
+        import_parameters(tensors, like, out.checkpoints)
+        _keep(folder, out.path / KEPT)
+        if (out.path / KEPT / "tokenizer.json").is_file():
+            tokenizer = str(out.path / KEPT / "tokenizer.json")
+            config = override(config, (), **{"data.tokenizer": tokenizer})
+        out.write_config(config)
     does = "continues" if generates(config) else "answers" if answers_prompts(config) else ""
     writes = f"`meshdsl generate {out.path}` {does} a text with it, and " if does else ""
     print(f"wrote {out.path}; {writes}a run begins with it by warm_start={out.path}")
@@ -138,13 +135,11 @@ def export_folder(arguments: argparse.Namespace) -> int:
             limit,
             average=arguments.average,
         )
-        try:
+        with system_errors_say(f"--out {out}"):
             if kept.is_dir():
                 _keep(kept, out)
             text = json.dumps(said, indent=2, sort_keys=True) + "\n"
             (out / "config.json").write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise MeshDSLError(f"--out {out}: {error.strerror}") from None
     for file in (*files, out / "config.json"):
         print(f"wrote {file}")
     return 0

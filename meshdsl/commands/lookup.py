@@ -22,6 +22,16 @@ def devices_of_mesh(layout: Layout) -> int:
     return math.ceil(_REST / fixed) * fixed if "rest" in sizes else fixed
 
 
+def devices_of_all(asked: int | None) -> _Devices:
+    """The devices of several processes, which use all of them; `asked`: how many the user wants."""
+    found = jax.devices()
+    if asked not in (None, len(found)):
+        raise MeshDSLError(
+            f"--devices {asked}: {hosts.count()} processes use all of their {len(found)} devices"
+        )
+    return found
+
+
 def pick_devices(layout: Layout, usual: int, asked: int | None = None) -> _Devices:
     """The devices to run on.
 
@@ -41,13 +51,7 @@ def pick_devices(layout: Layout, usual: int, asked: int | None = None) -> _Devic
     number = wanted or devices_of_mesh(layout)
     without_tpu()
     if hosts.count() > 1:
-        found = jax.devices()
-        if asked not in (None, len(found)):
-            raise MeshDSLError(
-                f"--devices {asked}: {hosts.count()} processes use all of their "
-                f"{len(found)} devices"
-            )
-        return found
+        return devices_of_all(asked)
     ask_for_virtual(number)
     found = jax.devices()
     if found[0].platform != "cpu" and not wanted:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import system_errors_say
 
 
 def check_files(*paths: Path | None) -> None:
@@ -18,13 +18,11 @@ def check_files(*paths: Path | None) -> None:
       MeshDSLError: one of them cannot be written.
     """
     for path in filter(None, paths):
-        try:
+        with system_errors_say(path):
             if path.is_file() or path.is_dir():
                 path.open("ab").close()
             elif not path.exists():
                 NamedTemporaryFile(dir=path.parent, prefix=path.name).close()
-        except OSError as error:
-            raise MeshDSLError(f"{path}: {error.strerror}") from None
 
 
 def write_file(path: Path, text: str) -> None:
@@ -33,8 +31,6 @@ def write_file(path: Path, text: str) -> None:
     Raises:
       MeshDSLError: it cannot be written.
     """
-    try:
+    with system_errors_say(path):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MeshDSLError(f"{path}: {error.strerror}") from None
     print(f"wrote {path}", file=sys.stderr)

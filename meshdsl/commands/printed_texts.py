@@ -13,7 +13,7 @@ def print_as_it_comes(
     rows: Iterable[Iterable[int]],
     texts: Sequence[str],
     tokenizer: Tokenizer,
-    ends: Sequence[int] = (),
+    ends: Sequence[int],
 ) -> None:
     """Print the texts one after another, each with its prompt.
 
@@ -23,9 +23,8 @@ def print_as_it_comes(
     Args:
       rows: the next token of every text, until all have ended.
       texts: the prompts.
-      ends: the tokens after which a text is done; by default that which ends a document.
+      ends: the tokens after which a text is done.
     """
-    ends = ends or (tokenizer.separator,)
     header = "--- {} of {} ---\n" if len(texts) > 1 else ""
     waiting = [header.format(i, len(texts)) + text for i, text in enumerate(texts, 1)]
     streams, going, turn = [tokenizer.stream() for _ in texts], set(range(len(texts))), 0
@@ -59,7 +58,7 @@ def print_json(
     texts: Sequence[str],
     tokenizer: Tokenizer,
     about: dict[str, int],
-    ends: Sequence[int] = (),
+    ends: Sequence[int],
 ) -> None:
     """Print a line of JSON for each text, with its prompt, its tokens and whether it ended.
 
@@ -69,7 +68,6 @@ def print_json(
       about: what else each line says.
       ends: as for `print_as_it_comes`.
     """
-    ends = ends or (tokenizer.separator,)
     written: list[list[int]] = [[] for _ in texts]
     for row in rows:
         for tokens, token in zip(written, map(int, row), strict=True):

@@ -12,6 +12,7 @@ from meshdsl.commands.lookup import pick_devices
 from meshdsl.commands.settings import model_values
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts.signals import REASONS, heard
+from meshdsl.tools.ledger import write_ledger
 from meshdsl.train.checkpoints.parameters import is_published
 from meshdsl.train.config import Config
 from meshdsl.train.deterministic import ask_for_determinism
@@ -70,7 +71,7 @@ def train_model(arguments: argparse.Namespace) -> int:
                     "--out: several processes need the folder of the run, the same for all, on a "
                     "file system that all of them see"
                 )
-            folder = RunFolder.unused(Path("runs"), Path(layout.name.removeprefix("layout ")).stem)
+            folder = RunFolder.unused(layout)
         devices = pick_devices(layout, config.devices, arguments.devices)
         return run(
             config,
@@ -82,7 +83,7 @@ def train_model(arguments: argparse.Namespace) -> int:
             executable=arguments.executable,
             trust_executable=arguments.trust_executable,
             startup=startup,
-            ledger=arguments.ledger,
+            ledger=write_ledger if arguments.ledger else None,
             hardware=arguments.hardware,
         ).exit_code
 

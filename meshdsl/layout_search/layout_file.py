@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from meshdsl.errors import either
 from meshdsl.figures import byte_words, time_words
 from meshdsl.layout import LEVELS, Layout, Rule
 from meshdsl.layout_search.constraints import words_of
@@ -78,7 +79,8 @@ def _comment(level: str, number: int, layout: Layout, e: Explanation) -> Iterato
     axes = dict.fromkeys(rule.axis for rule in rules)
     sizes = {axis.name: axis.size for axis in e.axes}
     if all(sizes.get(axis, 1) == 1 for axis in axes):
-        yield f"Splits nothing here: {_and([f'`{axis}`' for axis in axes])} has one device."
+        names = either([f"`{axis}`" for axis in axes], "and")
+        yield f"Splits nothing here: {names} has one device."
         return
     yield _splits(level, rules, e)
     moves = [move for op in e.ops for move in op.moves]
@@ -127,14 +129,16 @@ def _splits(level: str, rules: Sequence[Rule], e: Explanation) -> str:
     said = []
     for axes, dims in found.items():
         over = " and ".join(f"`{axis}`={sizes[axis]}" for axis in axes)
-        said.append(f"{_and([f'`{dim}` ({_range(dims[dim])})' for dim in dims])} over {over}")
+        ends = {dim: [str(n) for n in sorted({min(n), max(n)})] for dim, n in dims.items()}
+        words = [f"`{dim}` ({' to '.join(both)})" for dim, both in ends.items()]
+        said.append(f"{either(words, 'and')} over {over}")
     text = f"Splits {' and '.join(said)}"
     if kind:
         split = {rule.dim for rule in rules}
         share = [t for t in kept if any(d.name in split and d.axes for d in t.dims)]
         text += f", of {what}: {byte_words(sum(t.bytes for t in share))} of them on a device"
     how = rules[0].words + ["padded where it does not divide"] * rules[0].pads
-    return f"{text}, {_and(how)}." if how else f"{text}."
+    return f"{text}, {either(how, 'and')}." if how else f"{text}."
 
 
 def _collectives(moves: Iterable[MoveView], least: float) -> list[str]:
@@ -149,16 +153,8 @@ def _collectives(moves: Iterable[MoveView], least: float) -> list[str]:
         count = sum(m.count for m in some)
         seconds = sum(m.count * (m.seconds or 0.0) for m in some)
         alone = f", {time_words(seconds)} alone" if seconds else ""
-        over = _and([f"`{axis}`" for axis in axes])
+        over = either([f"`{axis}`" for axis in axes], "and")
         name = f"{operation}{'s' * (count > 1)}"
         if total >= least:
             said.append(f"{count:,} {name} over {over} ({byte_words(total)}{alone})")
     return said
-
-
-def _range(sizes: set[int]) -> str:
-    return str(min(sizes)) if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
-
-
-def _and(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -120,6 +120,22 @@ class DeviceLoop:
             return array
         return jnp.where(self.inside(dims), array, jnp.asarray(fill, array.dtype))
 
+    def filled(self, array, dim: Dim) -> jax.Array:
+        """`array`, with `dim` in front, with copies of its first element in the padding of `dim`.
+
+        A function of one element then does the same on the padding as on a real element: loops end,
+        and nothing becomes infinite that would spoil the gradient of a Tensor that all elements
+        share. Random keys stay as they are, since any key serves.
+        """
+        if not self.padding(dim) or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            return array
+        (start, _), *_ = self.runs(dim)
+        first = jnp.where(start == 0, jax.lax.stop_gradient(array[:1]), jnp.zeros((), array.dtype))
+        total = self.psum(first.astype(jnp.int32) if array.dtype == bool else first, dim)
+        total = collectives.vary(total.astype(array.dtype), collectives.varying(array))
+        inside = self.inside((dim,)).reshape(-1, *(1,) * (array.ndim - 1))
+        return jnp.where(inside, array, total)
+
     def inside(self, dims: Dims) -> jax.Array:
         """Which elements of this device's part of `dims` are not padding: booleans.
 

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.layout import Layout
-from meshdsl.lowering.shardings import shardings
+from meshdsl.lowering.shardings import shapes_at, shardings
 from meshdsl.mesh import make_mesh
 from meshdsl.tensor import is_tensor, is_value
 
@@ -47,9 +47,5 @@ def init(init: Callable, key: Any, layout: Layout, mesh: Mesh | AbstractMesh | N
         )
     split = shardings(shapes, layout, mesh)
     if isinstance(mesh, AbstractMesh):
-        return jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            shapes,
-            split,
-        )
+        return shapes_at(shapes, split)
     return jax.jit(init, out_shardings=split)(key)

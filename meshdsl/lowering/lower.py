@@ -37,6 +37,7 @@ class Lowered:
     Attributes:
       layout, mesh: what it was lowered for.
       name: what the function is called in errors and in tags of its ops.
+      donated: the positions of the arguments whose memory is used for results.
     """
 
     def __init__(
@@ -51,18 +52,13 @@ class Lowered:
     ):
         layout.check_axes(mesh.shape)
         _check_types(mesh, f"the mesh of {layout.name}")
-        self._optimizer, self._donate = frozenset(optimizer), tuple(donate)
+        self._optimizer, self.donated = frozenset(optimizer), tuple(donate)
         self.layout, self.mesh = layout, mesh
         self._fn = fn
         self.name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
         self._dims = _names(dims)
         self._scope: Scope | None = None
-        self._jit = jax.jit(self._spmd, donate_argnums=self._donate)
-
-    @property
-    def donated(self) -> tuple[int, ...]:
-        """The positions of the arguments whose memory is used for results."""
-        return self._donate
+        self._jit = jax.jit(self._spmd, donate_argnums=self.donated)
 
     def __repr__(self):
         mesh = ", ".join(f"{a}={n}" for a, n in self.mesh.shape.items()) or "of one device"
@@ -144,7 +140,7 @@ class Lowered:
             self.layout,
             dict(self.mesh.shape),
             self.shapes(*args),
-            self._donate,
+            self.donated,
             self._optimizer,
         )
 
@@ -156,7 +152,7 @@ class Lowered:
             mesh,
             self._dims,
             optimizer=self._optimizer,
-            donate=self._donate,
+            donate=self.donated,
         )
 
     def with_function(self, change: Callable[[Callable], Callable]) -> Lowered:

@@ -36,6 +36,12 @@ def levels_of(tree, optimizer: bool = False) -> list[str]:
     ]
 
 
+def shapes_at(tree, places):
+    """`tree` with a `ShapeDtypeStruct` for each array, which has its sharding in `places`."""
+    shape = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    return jax.tree.map(shape, tree, places)
+
+
 def shardings(tree, layout: Layout, mesh: Mesh | AbstractMesh, level: str | None = None):
     """The sharding of every Tensor in `tree` by the law: the same tree with NamedShardings.
 

@@ -82,7 +82,9 @@ class Stages:
             dtypes = x.placement and x.placement.dtypes
             x = self._moved(resharding.plain(x) if copy_of(x) is not None else x, split, dtypes)
         copy = copy_of(x)
-        entered = x.replace(array=self.deal(self._filled(x.stored)))
+        # The body runs on the padding too, where a real element is sure not to give NaN.
+        filled = DeviceLoop({self.dim: self.axes}, scope, self.op).filled(x.stored, self.dim)
+        entered = x.replace(array=self.deal(filled))
         return entered if copy is None else with_copy(entered, self.enter(copy))
 
     def _moved(self, x: Tensor, split, dtypes) -> Tensor:
@@ -92,23 +94,6 @@ class Stages:
         why = lambda _: str(self.rule)
         x = resharding.reshard(x, split, self._scope, self.op, why, varies=self._scope.spent)
         return x.replace(placement=x.placement._replace(dtypes=dtypes))
-
-    def _filled(self, array) -> jax.Array:
-        """`array` with copies of its first element in the padding.
-
-        The body runs on the padding too, where a real element is sure not to give NaN.
-        """
-        if not self.padded:
-            return array
-        loop = DeviceLoop({self.dim: self.axes}, self._scope, self.op)
-
-        def filled(array):
-            first = jnp.where(self.number == 0, lax.stop_gradient(array[:1]), 0).astype(array.dtype)
-            first = collectives.vary(loop.psum(first, self.dim), collectives.varying(array))
-            inside = loop.inside((self.dim,)).reshape(-1, *(1,) * (array.ndim - 1))
-            return jnp.where(inside, array, first)
-
-        return window_arrays.of_words(filled, array)
 
     def of_all(self, array) -> jax.Array:
         """This stage's elements of an array that every device has as a whole.

@@ -234,11 +234,12 @@ def _results(name: str, out, scope: Scope | None):
     for t in leaves:
         if t.placement is not None:
             t.placement.scope.note_use(t.placement.origin, ())
-    return jax.tree.unflatten(tree, [_without_origin(fixed(t, scope)) for t in leaves])
-
-
-def _without_origin(t: Tensor) -> Tensor:
-    return t.replace(placement=t.placement and t.placement._replace(origin=frozenset()))
+    leaves = [fixed(t, scope) for t in leaves]
+    without_origin = [
+        t.replace(placement=t.placement and t.placement._replace(origin=frozenset()))
+        for t in leaves
+    ]
+    return jax.tree.unflatten(tree, without_origin)
 
 
 def _body(name: str, fn: Callable, tree, scope: Scope | None) -> Callable:

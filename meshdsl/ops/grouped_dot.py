@@ -20,12 +20,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.later import imported
 from meshdsl.lowering.kernels import Product
 from meshdsl.ops.arrays import as_one, padded
 
 KERNELS = ("megablox", "blocks")
-_MEGABLOX = "jax.experimental.pallas.ops.tpu.megablox.gmm"
 _LANES = 128
 
 
@@ -187,9 +185,11 @@ def _whole(count: int, size: int) -> int:
 
 
 def _dot_by_megablox(_, interpret: bool, transposed: bool, rows, weight, starts):
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm  # takes long to import
+
     inner, features = weight.shape[2:0:-1] if transposed else weight.shape[1:]
     tiling = _tiles(len(rows), inner, features)
-    result = imported(_MEGABLOX, "gmm")(
+    result = gmm(
         padded(rows, 0, _whole(len(rows), tiling[0])),
         weight,
         jnp.diff(starts),
@@ -202,8 +202,10 @@ def _dot_by_megablox(_, interpret: bool, transposed: bool, rows, weight, starts)
 
 
 def _outer_by_megablox(_, interpret: bool, dtype: str, rows, others, starts):
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm  # takes long to import
+
     tiling = _tiles(len(rows), rows.shape[1], others.shape[1])
-    return imported(_MEGABLOX, "tgmm")(
+    return tgmm(
         padded(rows, 0, _whole(len(rows), tiling[0])).T,
         padded(others, 0, _whole(len(rows), tiling[0])),
         jnp.diff(starts),

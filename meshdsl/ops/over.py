@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 import jax
-import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim, Dims
@@ -118,23 +117,8 @@ def _entered(x: Tensor, dim: Dim, axes, scope: Scope | None, op) -> Tensor:
         why = lambda _: f"one element of `{dim.name}` is split so"
         x = resharding.reshard(x, split, scope, op, why, varies=scope.spent)
     orders = scope.orders((dim,), (axes,))
-    array = _filled(x.array, DeviceLoop({dim: axes}, scope, op, orders), dim)
+    array = DeviceLoop({dim: axes}, scope, op, orders).filled(x.array, dim)
     return Tensor(array, x.dims, x.role, x.placement)
-
-
-def _filled(array, loop: DeviceLoop, dim: Dim):
-    """`array` with copies of the first element in its padding.
-
-    There `fn` then does the same as on a real element: loops end, and nothing becomes infinite that
-    would spoil the gradient of a Tensor that all elements share.
-    """
-    if not loop.padding(dim) or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        return array
-    (start, _), *_ = loop.runs(dim)
-    first = jnp.where(start == 0, jax.lax.stop_gradient(array[:1]), jnp.zeros((), array.dtype))
-    summed = loop.psum(first.astype(jnp.int32) if array.dtype == bool else first, dim, varies=True)
-    inside = loop.inside((dim,)).reshape(-1, *(1,) * (array.ndim - 1))
-    return jnp.where(inside, array, summed.astype(array.dtype))
 
 
 def _element(x: Tensor, array) -> Tensor:

@@ -158,7 +158,6 @@ def routed(
     order = (*tokens, *choices)
 
     def local(at: DeviceLoop, x_, ids_, weights_, *arrays):
-        axes = collectives.varying_in((x_, ids_, weights_, arrays))
         last = jnp.moveaxis(x_, x.dims.index(features), -1)
         rows = last.reshape(math.prod(last.shape[:-1]), features.size)
         ids_ = in_order(ids_, ids.dims, order).astype(jnp.int32)
@@ -169,18 +168,7 @@ def routed(
             jnp.moveaxis(a, t.dims.index(experts), 0)
             for a, t in zip(arrays, parameters, strict=True)
         ]
-        parts = at.in_parts(experts)
-        if parts is not None:
-            used = chosen.size / (parts.count * room_of(chosen.size, parts.count))
-            implement = partial(_way, at, experts, used, implementation, name, arrays)
-            run = partial(_by_expert, fn, implement, experts=parts.size, name=name)
-            result = by_exchange(name, parts, run, rows, chosen, share, arrays, experts.size, axes)
-        else:
-            first = collectives.vary(jnp.asarray(at.offset(experts), jnp.int32), axes)
-            here = at.size(experts)
-            used = here / max(experts.size, 1)
-            implement = partial(_way, at, experts, used, implementation, name, arrays)
-            result = _by_expert(fn, implement, rows, chosen - first, share, arrays, here, name)
+        result = _through(at, fn, (rows, chosen, share), arrays, experts, implementation, name)
         return jnp.moveaxis(result.reshape(last.shape), -1, x.dims.index(features))
 
     return apply_op(
@@ -193,6 +181,30 @@ def routed(
         in_order=(experts,),
         by_parts=(ByParts(experts, tuple([t.dims for t in parameters]), sent=tokens),),
     )
+
+
+def _through(at: DeviceLoop, fn, routed_rows, arrays, experts: Dim, implementation, name: str):
+    """The rows through the experts that each has chosen: of this device, or of all by exchange.
+
+    Args:
+      routed_rows: the rows [rows, features]; the indices of the experts that each has chosen and
+        the share of each choice [rows, choices].
+      arrays: of the parameters, with `experts` in front.
+    """
+    rows, chosen, share = routed_rows
+    axes = collectives.varying_in((*routed_rows, arrays))
+    parts = at.in_parts(experts)
+    if parts is not None:
+        used = chosen.size / (parts.count * room_of(chosen.size, parts.count))
+        implement = partial(_way, at, experts, used, implementation, name, arrays)
+        run = partial(_by_expert, fn, implement, experts=parts.size, name=name)
+        return by_exchange(name, parts, run, rows, chosen, share, arrays, experts.size, axes)
+    first = collectives.vary(jnp.asarray(at.offset(experts), jnp.int32), axes)
+    here = at.size(experts)
+    implement = partial(
+        _way, at, experts, here / max(experts.size, 1), implementation, name, arrays
+    )
+    return _by_expert(fn, implement, rows, chosen - first, share, arrays, here, name)
 
 
 def _features(name: str, x, ids, weights, parameters, experts: Dim) -> Dim:

@@ -25,7 +25,7 @@ from meshdsl.plain_jax.program import (
     Variable,
 )
 from meshdsl.plain_jax.recognise import drop_unused
-from meshdsl.plain_jax.static_masks import Affine, Choice, moved, read
+from meshdsl.plain_jax.static_masks import Affine, Choice, Definitions, moved
 from meshdsl.program.jaxpr import scan_counts
 
 HIDES = -1e4  # what is added to a score, or stands in its place, so that its weight is 0
@@ -99,15 +99,13 @@ class Parts:
         return f"attention ({', '.join(words)})" if words else "attention"
 
 
-class _Search:
+class _Search(Definitions):
     """What the equations of a program, and of the bodies in it, say of their variables."""
 
     def __init__(self, program: Program):
-        self.made: dict[Variable, Equation] = {}
-        self.constants: dict[Variable, Any] = {}
+        super().__init__(program)
         self.uses: Counter[Variable] = Counter()
         self.same: dict[Variable, Value] = {}
-        self._read: dict[Variable, Any] = {}
         self._add(program)
 
     def _add(self, program: Program) -> None:
@@ -120,32 +118,24 @@ class _Search:
                 self._add(body)
             self.same.update(_passed_on(e))
 
-    def by(self, v: Value) -> Equation | None:
+    def maker(self, v: Value) -> Equation | None:
+        """The equation that makes `v`, which may stand outside of the body that `v` is given to."""
+        while isinstance(v, Variable) and v in self.same:
+            v = self.same[v]
+        return super().maker(v)
+
+    def alone(self, v: Value) -> Equation | None:
         """The equation that makes `v`, if nothing else uses it."""
         if not isinstance(v, Variable) or self.uses[v] != 1:
             return None
         return self.made.get(v)
 
-    def origin(self, v: Value) -> Value:
-        """What `v` is outside of the bodies that it is given to."""
-        while isinstance(v, Variable) and v in self.same:
-            v = self.same[v]
-        return v
-
     def number(self, v: Value) -> float | None:
         """The number that all elements of `v` are."""
-        found = self.choice(v)
+        found = self.read(v)
         if isinstance(found, Affine) and not found.by_position:
             return float(found.constant)
         return None
-
-    def choice(self, v: Value):
-        """What the elements of `v` are, see `static_masks`."""
-        return read(v, self._made_outside, self.constants, self._read)
-
-    def _made_outside(self, v: Variable) -> Equation | None:
-        v_outside = self.origin(v)
-        return self.made.get(v_outside) if isinstance(v_outside, Variable) else None
 
 
 def _passed_on(e: Equation) -> Iterator[tuple[Variable, Value]]:
@@ -193,10 +183,10 @@ def _found(e: Equation, search: _Search) -> Parts | None:
     contracted = e.params["dimension_numbers"][0]
     for side in (0, 1):
         weights, at = e.ins[side], contracted[side][0]
-        made = search.by(weights)
+        made = search.alone(weights)
         while made is not None and made.name in _CASTS:
             weights = made.ins[0]
-            made = search.by(weights)
+            made = search.alone(weights)
         if made is None or made.name != "softmax" or made.params["axes"] != (at,):
             continue
         found = _scored(made.ins[0], e, at, side == 1, search)
@@ -224,12 +214,12 @@ def _scored(
     weights = tuple(range(len(v.shape)))  # for each position of the weights that of `v`
     scale, inner = 1.0, False  # inner: below a scale
     while True:
-        e = search.by(v)
+        e = search.alone(v)
         if e is None:
             return None
         if e.name == "dot_general":
             break
-        places = _inverse(weights)
+        places = tuple(weights.index(i) for i in range(len(weights)))
         if e.name in _CASTS:
             v = e.ins[0]
         elif e.name == "transpose":
@@ -244,7 +234,8 @@ def _scored(
             scale = scale * number if e.name == "mul" else scale / number
         elif e.name == "select_n" and not inner and len(e.ins) == 3:
             fills = [search.number(w) for w in e.ins[1:]]
-            hidden = next((k for k, fill in enumerate(fills) if _hides(fill)), None)
+            low = [fill is not None and fill <= HIDES for fill in fills]
+            hidden = low.index(True) if any(low) else None
             if hidden is None:
                 return None
             beside.append(Beside(e.ins[0], places, fills[hidden], hidden == 0))
@@ -267,17 +258,9 @@ def _scored(
     return _with_masks(parts, beside, search)
 
 
-def _inverse(places: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(places.index(i) for i in range(len(places)))
-
-
-def _hides(number: float | None) -> bool:
-    return number is not None and number <= HIDES
-
-
 def _leads_to_scores(v: Value, search: _Search, most: int = 12) -> bool:
     """Whether a chain of elementwise equations leads from a product to `v`."""
-    e = search.by(v)
+    e = search.alone(v)
     if e is None or not most:
         return False
     if e.name == "dot_general":
@@ -335,7 +318,7 @@ def _with_masks(parts: Parts, beside: list[Beside], search: _Search) -> Parts | 
 def _causal_queries(mask: Beside, parts: Parts, search: _Search) -> int | None:
     """The position of queries that see keys up to their own position, and no more; None if none."""
     places = {i: j for i, j in enumerate(mask.places) if mask.value.shape[i] != 1}
-    found = moved(search.choice(mask.value), places)
+    found = moved(search.read(mask.value), places)
     if not isinstance(found, Choice) or found[1:] != (mask.shows, not mask.shows):
         return None
     factors = dict(found.condition.by_position)

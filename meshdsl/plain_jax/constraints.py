@@ -9,7 +9,7 @@ has, because that flows through free dims, and the keys are renamed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -69,6 +69,11 @@ class Constraints(list[Constraint]):
         for x, y in zip(a, b, strict=False):  # numbers have no dims
             if x.size == y.size != 1:
                 self.add(e, x, y, **how)
+
+    def alike(self, e: Equation, values: Iterable[Value], others: Iterable[Value]) -> None:
+        """Values that have the same dims as others, one by one."""
+        for v, w in zip(values, others, strict=True):
+            self.pairs(e, v.nodes, w.nodes)
 
     def of_program(self, program: Program) -> None:
         """Those of all equations."""
@@ -317,10 +322,8 @@ def _while(c: Constraints, e: Equation) -> None:
     of_test, of_body = e.params["cond_nconsts"], e.params["body_nconsts"]
     test, body = e.bodies
     carry = e.ins[of_test + of_body :]
-    for v, w in zip(e.ins[:of_test], test.invars[:of_test], strict=True):
-        c.pairs(e, v.nodes, w.nodes)
-    for v, w in zip(e.ins[of_test:], body.invars, strict=True):
-        c.pairs(e, v.nodes, w.nodes)
+    c.alike(e, e.ins[:of_test], test.invars[:of_test])
+    c.alike(e, e.ins[of_test:], body.invars)
     for i, v in enumerate(carry):
         c.pairs(e, test.outvars[0].nodes, body.invars[of_body + i].nodes)
         for w in (e.outs[i], test.invars[of_test + i], body.outvars[i]):
@@ -330,10 +333,7 @@ def _while(c: Constraints, e: Equation) -> None:
 
 def _branches(c: Constraints, e: Equation) -> None:
     for body in e.bodies:
-        for v, w in zip(e.ins[1:], body.invars, strict=True):
-            c.pairs(e, v.nodes, w.nodes)
-        for v, w in zip(e.outs, body.outvars, strict=True):
-            c.pairs(e, v.nodes, w.nodes)
+        c.alike(e, (*e.ins[1:], *e.outs), (*body.invars, *body.outvars))
 
 
 def _own_gradient(c: Constraints, e: Equation) -> None:
@@ -341,22 +341,17 @@ def _own_gradient(c: Constraints, e: Equation) -> None:
     (forward, backward), rules = e.bodies, e.notes["gradient"]
     count = len(e.outs)
     kept, slopes = backward.invars[: rules.kept], backward.invars[rules.kept :]
-    pairs = [
-        *zip(e.ins, forward.invars, strict=True),
-        *zip(e.outs, forward.outvars[:count], strict=True),
-        *zip(forward.outvars[count:], kept, strict=True),
-        *zip((e.outs[i] for i in rules.results), slopes, strict=True),
-        *zip((e.ins[i] for i in rules.operands), backward.outvars, strict=True),
-    ]
-    for v, w in pairs:
-        c.pairs(e, v.nodes, w.nodes)
+    c.alike(e, e.ins, forward.invars)
+    c.alike(e, e.outs, forward.outvars[:count])
+    c.alike(e, forward.outvars[count:], kept)
+    c.alike(e, (e.outs[i] for i in rules.results), slopes)
+    c.alike(e, (e.ins[i] for i in rules.operands), backward.outvars)
 
 
 def _body(c: Constraints, e: Equation) -> None:
     """One body that takes what the equation takes, and gives what it gives."""
     body = e.bodies[0]
-    for v, w in zip((*e.ins, *e.outs), (*body.invars, *body.outvars), strict=True):
-        c.pairs(e, v.nodes, w.nodes)
+    c.alike(e, (*e.ins, *e.outs), (*body.invars, *body.outvars))
 
 
 TABLE: dict[str, Callable[[Constraints, Equation], None]] = {

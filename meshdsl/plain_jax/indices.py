@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from meshdsl.plain_jax.program import Equation, Value, Variable
-from meshdsl.plain_jax.static_masks import Affine, read
+from meshdsl.plain_jax.program import Equation, Value
+from meshdsl.plain_jax.static_masks import Affine, Definitions
 
 # How scatters put updates, by primitive.
 SCATTERS = {
@@ -74,19 +73,15 @@ def indexing(e: Equation) -> Indexing:
     return Indexing(columns, together, windows, batch)
 
 
-def aligned(
-    e: Equation,
-    made: Callable[[Variable], Equation | None],
-    constants: Mapping[Variable, Any],
-) -> dict[int, int]:
+def aligned(e: Equation, definitions: Definitions) -> dict[int, int]:
     """Positions of the operand whose index is that of a position of the indices.
 
     As in `x[jnp.arange(rows), ids]`, where each row looks into itself.
     """
     ids, found, how = e.ins[1], {}, indexing(e)
     for c in how.columns:
-        column = _column(ids, c.number, made)
-        what = None if column is None or c.window != 1 else read(column, made, constants)
+        column = _column(ids, c.number, definitions)
+        what = None if column is None or c.window != 1 else definitions.read(column)
         if not isinstance(what, Affine) or what.constant or len(what.by_position) != 1:
             continue
         ((position, factor),) = what.by_position
@@ -96,12 +91,12 @@ def aligned(
     return found
 
 
-def _column(ids: Value, number: int, made: Callable[[Variable], Equation | None]) -> Value | None:
+def _column(ids: Value, number: int, definitions: Definitions) -> Value | None:
     """What makes up one column of indices; None where that cannot be told."""
     if ids.shape[-1:] == (1,):
         return ids
-    e = made(ids) if isinstance(ids, Variable) else None
-    if e is None or e.name != "concatenate" or e.params["dimension"] != len(ids.shape) - 1:
+    e = definitions.by(ids, "concatenate")
+    if e is None or e.params["dimension"] != len(ids.shape) - 1:
         return None
     alone = all(v.shape[-1] == 1 for v in e.ins)
     return e.ins[number] if alone else None

@@ -10,18 +10,13 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from meshdsl.plain_jax.indices import SCATTERS, aligned
-from meshdsl.plain_jax.known_values import known_result
 from meshdsl.plain_jax.primitives import MOVES, moved_positions
 from meshdsl.plain_jax.program import Equation, Literal, Program, Value, Variable
-from meshdsl.plain_jax.static_masks import Affine, read
+from meshdsl.plain_jax.static_masks import Affine, Definitions
 
 _SHAPES = ("reshape", "squeeze", "expand_dims")
-_MOST_KNOWN = 2**20  # elements of an array of indices that is computed beforehand
-
-Definitions = dict[Variable, Equation]
 
 
 def recognise(program: Program, *, ops: bool) -> None:
@@ -30,8 +25,7 @@ def recognise(program: Program, *, ops: bool) -> None:
     Args:
       ops: whether to do so; else only known indices are noted.
     """
-    made: Definitions = {v: e for e in program.equations for v in e.outs}
-    constants = dict(program.constants)
+    made = Definitions(program)
     for i, e in enumerate(program.equations):
         for body in e.bodies:
             recognise(body, ops=ops)
@@ -39,17 +33,17 @@ def recognise(program: Program, *, ops: bool) -> None:
         if found is not None:
             program.equations[i] = found
         if e.name == "gather" or e.name in SCATTERS:
-            e.notes["aligned"] = aligned(e, made.get, constants)
+            e.notes["aligned"] = aligned(e, made)
         if e.name == "gather":
-            e.notes["inside"] = _are_inside(e, made, constants)
+            e.notes["inside"] = _are_inside(e, made)
         elif e.name == "sort":
-            e.notes["indices"] = _sorts_indices(e, made, constants)
+            e.notes["indices"] = _sorts_indices(e, made)
         elif e.name == "pad":
-            value = known(e.ins[1], made, constants, {})
+            value = made.known(e.ins[1])
             e.notes["value"] = None if value is None else np.asarray(value).item()
         elif e.name in ("dynamic_slice", "dynamic_update_slice"):
             first = 1 if e.name == "dynamic_slice" else 2
-            e.notes["starts"] = [known(v, made, constants, {}) for v in e.ins[first:]]
+            e.notes["starts"] = [made.known(v) for v in e.ins[first:]]
     drop_unused(program)
 
 
@@ -69,7 +63,7 @@ def _op(e: Equation, made: Definitions) -> Equation | None:
 
 def _softmax(e: Equation, made: Definitions) -> tuple[Value, tuple[int, ...]] | None:
     """`exp(x - max) / sum(exp(x - max))`: what it is of, and over which positions."""
-    terms, total = _by(e.ins[0], made, "exp"), _statistic(e.ins[1], made, "reduce_sum")
+    terms, total = made.by(e.ins[0], "exp"), _statistic(e.ins[1], made, "reduce_sum")
     if terms is None or total is None or total.through:
         return None
     return _shifted(e, terms.ins[0], made, _axes(e.ins[0], total, made))
@@ -80,7 +74,7 @@ def _log_softmax(e: Equation, made: Definitions) -> tuple[Value, tuple[int, ...]
     total = _statistic(e.ins[1], made, "reduce_sum")
     if total is None or total.through != ["log"]:
         return None
-    terms = _by(total.reduction.ins[0], made, "exp")
+    terms = made.by(total.reduction.ins[0], "exp")
     if terms is None or terms.ins[0] is not e.ins[0]:
         return None
     return _shifted(e, e.ins[0], made, _axes(total.reduction.ins[0], total, made))
@@ -93,9 +87,9 @@ def _logsumexp(e: Equation, made: Definitions) -> tuple[Value, tuple[int, ...]] 
         if total is None or total.through not in (["log"], ["log", "abs"]):
             continue
         summed = total.reduction.ins[0]
-        cast = _by(summed, made, "convert_element_type")  # to take sums of short floats
-        terms = _by(summed if cast is None else cast.ins[0], made, "exp")
-        less = None if terms is None else _by(terms.ins[0], made, "sub")
+        cast = made.by(summed, "convert_element_type")  # to take sums of short floats
+        terms = made.by(summed if cast is None else cast.ins[0], "exp")
+        less = None if terms is None else made.by(terms.ins[0], "sub")
         if less is None:
             continue
         x, out = less.ins[0], e.outs[0]
@@ -123,7 +117,7 @@ _LAST = {
 
 def _as_reduced(v: Value, made: Definitions) -> Value:
     """What `v` is before it is broadcast again."""
-    while isinstance(v, Variable) and (e := made.get(v)) is not None and len(e.ins) == 1:
+    while (e := made.maker(v)) is not None and len(e.ins) == 1:
         if e.name != "broadcast_in_dim" and not (e.name in _SHAPES and _adds_ones(e)):
             break
         v = e.ins[0]
@@ -136,7 +130,7 @@ def _shifted(
     """What a softmax is of, which does not depend on what that is shifted by."""
     if axes is None or shifted.shape != e.outs[0].shape:
         return None
-    less = _by(shifted, made, "sub")
+    less = made.by(shifted, "sub")
     if less is None or _axes_of_top(less, made) != axes or less.ins[0].shape != shifted.shape:
         return shifted, axes
     return less.ins[0], axes
@@ -147,12 +141,6 @@ def _axes_of_top(less: Equation, made: Definitions) -> tuple[int, ...] | None:
     top = _statistic(less.ins[1], made, "reduce_max")
     usual = top is not None and set(top.through) <= {"stop_gradient", "max", "select_n"}
     return _axes(less.ins[0], top, made) if usual else None
-
-
-def _by(v: Value, made: Definitions, name: str) -> Equation | None:
-    """The equation of this name that makes `v`."""
-    e = made.get(v) if isinstance(v, Variable) else None
-    return e if e is not None and e.name == name else None
 
 
 class _Statistic(NamedTuple):
@@ -173,7 +161,7 @@ def _statistic(v: Value, made: Definitions, name: str) -> _Statistic | None:
     """The reduction that `v` is, moved and broadcast, behind a few elementwise ops."""
     places: list[int | None] = list(range(len(v.shape)))
     through: list[str] = []
-    while isinstance(v, Variable) and (e := made.get(v)) is not None:
+    while (e := made.maker(v)) is not None:
         operand = e.ins[0] if e.ins else v
         if e.name == name:
             kept: list = [i for i in range(len(operand.shape)) if i not in e.params["axes"]]
@@ -205,7 +193,7 @@ def _behind(e: Equation, made: Definitions) -> Value | None:
     if e.name == "max" and _is_minus_infinity(e.ins[0]):
         return e.ins[1]
     if e.name == "select_n" and len(e.ins) == 3:  # another number where it is not finite
-        finite = _by(e.ins[0], made, "is_finite")
+        finite = made.by(e.ins[0], "is_finite")
         return e.ins[2] if finite is not None and finite.ins[0] is e.ins[2] else None
     return None
 
@@ -221,8 +209,8 @@ def _axes(x: Value, found: _Statistic | None, made: Definitions) -> tuple[int, .
     """
     if found is None or len(found.places) != len(x.shape):
         return None
-    reduced, moved = found.reduction.ins[0], _by(x, made, "transpose")
-    while reduced is not x and (cast := _by(reduced, made, "convert_element_type")) is not None:
+    reduced, moved = found.reduction.ins[0], made.by(x, "transpose")
+    while reduced is not x and (cast := made.by(reduced, "convert_element_type")) is not None:
         reduced = cast.ins[0]
     where = list(range(len(x.shape)))
     if reduced is not x:
@@ -255,40 +243,21 @@ def drop_unused(program: Program) -> None:
     program.equations = kept[::-1]
 
 
-def _sorts_indices(e: Equation, made: Definitions, constants: dict[Variable, Any]) -> bool:
+def _sorts_indices(e: Equation, made: Definitions) -> bool:
     """Whether a sort is one of values, by which the indices where they were are ordered, too."""
     if len(e.ins) != 2 or e.params["num_keys"] != 1 or not e.params["is_stable"]:
         return False
     index = Affine(((e.params["dimension"], 1),), 0)
-    return read(e.ins[1], made.get, constants) == index
+    return made.read(e.ins[1]) == index
 
 
-def _are_inside(e: Equation, made: Definitions, constants: dict[Variable, Any]) -> bool:
+def _are_inside(e: Equation, made: Definitions) -> bool:
     """Whether the indices of a lookup are known, and none is outside of what it looks up in."""
     positions = e.params["dimension_numbers"].start_index_map
     if len(positions) != 1:
         return False
-    ids = known(e.ins[1], made, constants, {})
+    ids = made.known(e.ins[1])
     if ids is None:
         return False
     ids = np.asarray(ids)
     return bool((ids >= 0).all() and (ids < e.ins[0].shape[positions[0]]).all())
-
-
-def known(v: Value, made: Definitions, constants: dict, found: dict) -> Any:
-    """The array of a variable that depends on no argument; None if it does, or is too large."""
-    if isinstance(v, Literal):
-        return v.value
-    if v not in found:
-        found[v] = None
-        e = made.get(v)
-        if v.is_key or np.prod(v.shape, dtype=float) > _MOST_KNOWN:
-            return None
-        if v in constants:
-            array = constants[v]
-            found[v] = None if isinstance(array, Tracer) else array
-        elif e is not None and e.primitive is not None and not e.bodies and len(e.outs) == 1:
-            ins = [known(w, made, constants, found) for w in e.ins]
-            if all(x is not None for x in ins) and e.name != "custom_jvp_call":
-                found[v] = known_result(e, ins)
-    return found[v]

@@ -1,4 +1,7 @@
-"""Masks that depend on positions alone, such as a causal one, read from the code that makes them.
+"""What is known of the variables of a program while names are inferred.
+
+`Definitions.known` computes arrays that depend on no argument. `Definitions.read` reads masks that
+depend on positions alone, such as a causal one, from the code that makes them.
 
 A mask is made of index arrays, comparisons and selections. What it says is found without computing
 it, so its size does not matter.
@@ -16,7 +19,7 @@ from jax.core import Tracer
 
 from meshdsl.plain_jax.known_values import known_result
 from meshdsl.plain_jax.primitives import ELEMENTWISE, MOVES, moved_positions
-from meshdsl.plain_jax.program import Equation, Literal, Value, Variable
+from meshdsl.plain_jax.program import Equation, Literal, Program, Value, Variable
 
 
 class Affine(NamedTuple):
@@ -42,49 +45,82 @@ _COMPARED: dict[str, Callable[[Affine, Affine], Affine]] = {
     "lt": lambda a, b: _plus(_combined(b, a, -1), -1),
 }
 _MOST = 2**26  # elements of an array that is looked at
+_MOST_KNOWN = 2**20  # elements of an array of indices that is computed beforehand
 _KEPT = ("convert_element_type", "copy", "copy_p", "stop_gradient", "reduce_precision")
 
 
-def read(
-    v: Value,
-    made: Callable[[Variable], Equation | None],
-    constants: Mapping[Variable, Any],
-    before: dict[Variable, Read] | None = None,
-) -> Read:
-    """What the elements of `v` are; None where that is no function of their positions known here.
+class Definitions:
+    """What the equations of a program say of its variables.
 
-    Args:
-      made: says which equation makes a variable.
-      constants: the arrays that it closes over.
-      before: what was read before, by the same `made` and `constants`; more is added.
+    Attributes:
+      made: which equation makes a variable.
+      constants: the arrays that the program closes over.
     """
-    if isinstance(v, Literal):
-        return _constant(v.value)
-    before = {} if before is None else before
-    if v not in before:
-        before[v] = _of_variable(v, made, constants, before)
-    return before[v]
 
+    def __init__(self, program: Program):
+        self.made: dict[Variable, Equation] = {v: e for e in program.equations for v in e.outs}
+        self.constants: dict[Variable, Any] = dict(program.constants)
+        self._read: dict[Variable, Read] = {}
+        self._known: dict[Variable, Any] = {}
 
-def _of_variable(v: Variable, made: Callable, constants: Mapping, before: dict) -> Read:
-    if v in constants:
-        return _array(constants[v])
-    e = made(v)
-    if e is None or e.primitive is None or len(e.outs) != 1:
-        return None
-    if e.name == "iota":
-        return Affine(((e.params["dimension"], 1),), 0)
-    places = _places(e)
-    if places is not None:
-        return moved(read(e.ins[0], made, constants, before), places) if len(e.ins) == 1 else None
-    if e.name not in ELEMENTWISE:
-        return None
-    found = []
-    for w in e.ins:
-        found.append(read(w, made, constants, before))
-        if found[-1] is None:
+    def maker(self, v: Value) -> Equation | None:
+        """The equation that makes `v`."""
+        return self.made.get(v) if isinstance(v, Variable) else None
+
+    def by(self, v: Value, name: str) -> Equation | None:
+        """The equation of this name that makes `v`."""
+        e = self.maker(v)
+        return e if e is not None and e.name == name else None
+
+    def read(self, v: Value) -> Read:
+        """What the elements of `v` are; None where that is no function of their positions."""
+        if isinstance(v, Literal):
+            return _constant(v.value)
+        if v not in self._read:
+            self._read[v] = self._of_variable(v)
+        return self._read[v]
+
+    def _of_variable(self, v: Variable) -> Read:
+        if v in self.constants:
+            return _array(self.constants[v])
+        e = self.maker(v)
+        if e is None or e.primitive is None or len(e.outs) != 1:
             return None
-    return _elementwise(e, found)
+        if e.name == "iota":
+            return Affine(((e.params["dimension"], 1),), 0)
+        places = _places(e)
+        if places is not None:
+            return moved(self.read(e.ins[0]), places) if len(e.ins) == 1 else None
+        if e.name not in ELEMENTWISE:
+            return None
+        found = []
+        for w in e.ins:
+            found.append(self.read(w))
+            if found[-1] is None:
+                return None
+        return _elementwise(e, found)
+
+    def known(self, v: Value) -> Any:
+        """The array of a variable that depends on no argument; None if it does, or is too large."""
+        if isinstance(v, Literal):
+            return v.value
+        if v not in self._known:
+            self._known[v] = None if v.is_key else self._computed(v)
+        return self._known[v]
+
+    def _computed(self, v: Variable) -> Any:
+        if np.prod(v.shape, dtype=float) > _MOST_KNOWN:
+            return None
+        if v in self.constants:
+            array = self.constants[v]
+            return None if isinstance(array, Tracer) else array
+        e = self.made.get(v)
+        if e is None or e.primitive is None or e.bodies or len(e.outs) != 1:
+            return None
+        ins = [self.known(w) for w in e.ins]
+        if any(x is None for x in ins) or e.name == "custom_jvp_call":
+            return None
+        return known_result(e, ins)
 
 
 def _constant(value: Any) -> Affine | None:
@@ -151,7 +187,7 @@ def _elementwise(e: Equation, found: list) -> Read:
     if all(isinstance(x, Affine) for x in found):
         if name in ("add", "sub") and any(x.by_position for x in found):
             return _combined(found[0], found[1], 1 if name == "add" else -1)
-        if name in _COMPARED and all(_is_whole(x) for x in found):
+        if name in _COMPARED and all(float(x.constant).is_integer() for x in found):
             condition = _COMPARED[name](found[0], found[1])
             least, most = _bounds(condition, e.outs[0].shape)
             if least >= 0 or most < 0:
@@ -165,10 +201,6 @@ def _bounds(found: Affine, shape: tuple[int, ...]) -> tuple[int, int]:
     ends = [k * (shape[i] - 1) for i, k in found.by_position]
     low, high = (sum(limit(0, x) for x in ends) for limit in (min, max))
     return found.constant + low, found.constant + high
-
-
-def _is_whole(x: Affine) -> bool:
-    return float(x.constant).is_integer()
 
 
 def _by_constants(e: Equation, found: list) -> Read:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import jax
 
 from meshdsl.dims import Dims
-from meshdsl.later import imported
 from meshdsl.layout import Layout
 from meshdsl.program.collective import Collective
 from meshdsl.program.jaxpr import from_jaxpr
@@ -93,6 +92,8 @@ class Program:
       donated: for each of the arguments, whether its memory is used for results.
     """
 
+    _repr_html_: Callable[[Program], str]  # `meshdsl/__init__.py` gives it, from `meshdsl.tools`
+
     def __init__(
         self,
         ops: list[Op],
@@ -134,10 +135,6 @@ class Program:
             f"<program of {len(self.ops)} ops with {moves} moves, by {self.layout.name} for the "
             f"mesh {mesh}; .table() lists them>"
         )
-
-    def _repr_html_(self) -> str:
-        """What `explain` says of it, as a notebook draws it."""
-        return imported("meshdsl.tools.analysis", "Explained").of(self)._repr_html_()
 
     @cached_property
     def collectives(self) -> list[Collective]:

@@ -86,7 +86,8 @@ def send(
     with_paths, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_tensor)
     for path, leaf in with_paths:
         _check(leaf, f"`{name or 'tree'}{jax.tree_util.keystr(path)}`")
-    targets = jax.tree.leaves(shardings(tree, layout, mesh, level), is_leaf=_is_target)
+    is_target = lambda x: is_tensor(x) or isinstance(x, NamedSharding)
+    targets = jax.tree.leaves(shardings(tree, layout, mesh, level), is_leaf=is_target)
     sent: list[tuple[Any, Any, NamedSharding | None]] = []  # each leaf, its array, and its target
     for (path, leaf), target in zip(with_paths, targets, strict=True):
         if is_tensor(leaf) and not jax.tree.leaves(leaf):  # optax masked it out
@@ -113,10 +114,6 @@ def send(
         return jax.tree.unflatten(structure, found)
 
     return arrived
-
-
-def _is_target(x) -> bool:
-    return is_tensor(x) or isinstance(x, NamedSharding)
 
 
 def _check(leaf, what: str) -> None:

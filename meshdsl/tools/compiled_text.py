@@ -26,7 +26,7 @@ def describe(report: CompiledReport) -> str:
         _surprises,
         _memory,
         _time,
-        _pipelines,
+        lambda r: pipeline_section(r.pipelines, r.time and r.time.step),
         _collectives,
         _absent,
         _options,
@@ -105,14 +105,11 @@ def _alike(rows: Iterable[CompiledCollective]) -> list[CompiledCollective]:
     for row in rows:
         key = replace(row, tag="", count=0, asynchronous=None, seconds=None, exposed=None)
         if (one := found.get(key)) is not None:
-            sums = {name: _sum(getattr(one, name), getattr(row, name)) for name in _SUMMED}
+            pairs = {name: (getattr(one, name), getattr(row, name)) for name in _SUMMED}
+            sums = {name: None if None in pair else sum(pair) for name, pair in pairs.items()}
             row = replace(one, count=one.count + row.count, **sums)
         found[key] = row
     return list(found.values())
-
-
-def _sum(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a + b
 
 
 def _rows(rows: Iterable[CompiledCollective]) -> list[str]:
@@ -200,10 +197,6 @@ def _time(r: CompiledReport) -> list[str]:
     ]
     how = "its own cycles and the links' stated bandwidth, not measured on hardware"
     return [f"time of one step, by replaying the compiler's schedule ({how})", *columns(rows)]
-
-
-def _pipelines(r: CompiledReport) -> list[str]:
-    return pipeline_section(r.pipelines, r.time and r.time.step)
 
 
 def _options(r: CompiledReport) -> list[str]:

@@ -74,6 +74,7 @@ def pipeline_section(pipelines: Sequence[PipelineView], step: float | None) -> l
     """
     lines = []
     for one in pipelines:
+        letters = ", with a letter for the round" if one.rounds > 1 else ""
         rows = [
             ("layers", layer_words(one)),
             ("bubble", bubble_words(one, step)),
@@ -85,7 +86,7 @@ def pipeline_section(pipelines: Sequence[PipelineView], step: float | None) -> l
             *([""] if lines else []),
             f"pipeline over {_axes(one)}: {_cut(one)}, {one.source}",
             *columns([row for row in rows if row[1]]),
-            f"  the microbatch on which each stage works{_rounds(one)}; "
+            f"  the microbatch on which each stage works{letters}; "
             "the backward pass goes from right to left",
             *_drawn(one.schedule),
         ]
@@ -101,10 +102,6 @@ def _cut(one: PipelineView) -> str:
     rounds = f", {one.rounds} rounds" if one.rounds > 1 else ""
     times = f", run {one.count} times a step" if one.count > 1 else ""
     return f"{one.stages} stages, {one.microbatches} microbatches{rounds}{times}"
-
-
-def _rounds(one: PipelineView) -> str:
-    return ", with a letter for the round" if one.rounds > 1 else ""
 
 
 def _drawn(schedule: Schedule) -> list[str]:

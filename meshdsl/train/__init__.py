@@ -7,9 +7,8 @@ takes its steps, `job` makes the step of a configuration from `step`, and `data`
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from meshdsl.later import imported
 
 if TYPE_CHECKING:
     from meshdsl.train.checkpoints import Checkpoints
@@ -56,4 +55,4 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return imported(f"{__name__}.{_MODULES[name]}", name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

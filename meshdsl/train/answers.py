@@ -7,15 +7,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import meshdsl as md
-from meshdsl.family import Family
-from meshdsl.family.calls import names_in
 from meshdsl.models.generate import Sampling
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
-from meshdsl.train.sample import can, placed_texts
+from meshdsl.train.sample import Opened, can
 
 
 def answers_prompts(config: Config) -> bool:
@@ -32,33 +29,22 @@ def lengths(config: Config) -> tuple[int, int]:
 
 
 def answers(
-    family: Family,
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    count: int,
-    key: jax.Array,
-    how: Sampling,
-    layout: md.Layout,
-    mesh: Mesh,
+    opened: Opened, prompts: Sequence[Sequence[int]], count: int, key: jax.Array, how: Sampling
 ) -> Iterator[np.ndarray]:
     """Answer the prompts: yields the next token of each answer, int32 [prompts], `count` times.
 
     It ends earlier where all answers have ended. With several processes, each calls this with the
     same prompts, and gets all tokens. The arguments are those of `sample.continuations`.
     """
-    tokens, sizes = placed_texts(prompts, "source", layout, mesh)
+    tokens, sizes = opened.placed_texts(prompts, "source")
 
     def write(model: Any, texts: md.Tensor, sizes: md.Tensor, key) -> md.Tensor:
         seen = md.broadcast(md.iota(texts.dim("source")), texts.dims) < sizes
         return model.answer(texts, count, key, how, seen)
 
-    lowered = md.lower(write, layout, mesh, dims=[*names_in(family.dims), "batch"])
-    everywhere = NamedSharding(mesh, PartitionSpec())
-
-    def whole(*given: Any) -> jax.Array:
-        return jax.lax.with_sharding_constraint(lowered(*given).array, everywhere)
-
-    found = np.asarray(jax.jit(whole)(model, tokens, sizes, key))
+    lowered = opened.lowered(write)
+    whole = jax.jit(lambda *given: opened.whole(lowered(*given)))
+    found = np.asarray(whole(opened.model, tokens, sizes, key))
     ended = np.zeros(len(prompts), bool)
     for row in found.T[:, : len(prompts)]:
         yield row

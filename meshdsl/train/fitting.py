@@ -80,11 +80,7 @@ def fit(
     found = layout if isinstance(layout, md.Layout) else find_layout(str(layout))
     config = replace(config, model=family, layout=as_table(found))
     devices = list(md.make_mesh(found).devices.flat) if devices is None else devices
-    where = (
-        RunFolder.unused(Path("runs"), Path(found.name.removeprefix("layout ")).stem)
-        if folder is None
-        else RunFolder(Path(folder))
-    )
+    where = RunFolder.unused(found) if folder is None else RunFolder(Path(folder))
     again = resume and where.config.is_file()
     ended = run(config, found, devices, where, resume=again, again=again)
     state = ended.state

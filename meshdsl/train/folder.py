@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshdsl import user_code
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, system_errors_say
 from meshdsl.figures import byte_words
+from meshdsl.layout import Layout
 from meshdsl.parsing import parse_json
 from meshdsl.train import settings
 from meshdsl.train.config import Config
@@ -53,11 +54,12 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @classmethod
-    def unused(cls, root: Path, name: str) -> RunFolder:
-        """A folder in `root` that does not exist yet, named by the time and by `name`."""
+    def unused(cls, layout: Layout) -> RunFolder:
+        """A folder in `runs/` that does not exist yet, named by the time and by the layout."""
+        name = Path(layout.name.removeprefix("layout ")).stem
         base = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
-        names = [base, *(f"{base}-{i}" for i in range(2, 100))]
-        return cls(next(root / each for each in names if not (root / each).exists()))
+        paths = (Path("runs", each) for each in (base, *(f"{base}-{i}" for i in range(2, 100))))
+        return cls(next(path for path in paths if not path.exists()))
 
     def stored_config(self, instead: Mapping[str, str] | None = None) -> Config:
         """The configuration of the run in this folder.
@@ -93,21 +95,13 @@ class RunFolder:
         Raises:
           MeshDSLError: it cannot be written.
         """
-        with self._explained():
+        with system_errors_say(f"--out {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
             part = self.path / _PART
             text = settings.to_toml(_with_absolute_paths(config))
             above = f"# {remark}\n" if remark else ""
             part.write_text(above + text, encoding="utf-8")
             part.replace(self.config)
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """A context in which an error of the file system is a MeshDSLError."""
-        try:
-            yield
-        except OSError as error:
-            raise MeshDSLError(f"--out {self.path}: {error.strerror}") from None
 
     def note_versions(self) -> list[str]:
         """Write the versions of what computes into the folder, which exists.
@@ -119,7 +113,7 @@ class RunFolder:
             before = parse_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             before = None
-        with self._explained():
+        with system_errors_say(f"--out {self.path}"):
             path.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
         return changes(before, now) if isinstance(before, dict) else []
 
@@ -135,7 +129,7 @@ class RunFolder:
         Raises:
           MeshDSLError: another process has locked the folder, or it cannot be written.
         """
-        with self._explained():
+        with system_errors_say(f"--out {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / _LOCK).open("a")
         with lock:
@@ -149,7 +143,7 @@ class RunFolder:
             except OSError:
                 pass  # the file system has no locks
             token = secrets.token_hex(8)
-            with self._explained():
+            with system_errors_say(f"--out {self.path}"):
                 lock.truncate(0)
                 lock.write(token)
                 lock.flush()
@@ -212,12 +206,10 @@ def check_folder(path: Path, needed_bytes: int) -> None:
     at = path
     while not at.exists() and at != at.parent:
         at = at.parent
-    try:
+    with system_errors_say(f"{path}: cannot be written: {at}"):
         with tempfile.TemporaryFile(dir=at):
             pass
         free = shutil.disk_usage(at).free
-    except OSError as error:
-        raise MeshDSLError(f"{path}: cannot be written: {at}: {error.strerror}") from None
     if needed_bytes > free:
         raise MeshDSLError(
             f"{path}: the checkpoints that are kept there need {byte_words(needed_bytes)}, "

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 import meshdsl as md
 from meshdsl.extras import extra
@@ -19,7 +18,7 @@ from meshdsl.models.generate import Sampling
 from meshdsl.train.chat import published_texts
 from meshdsl.train.config import Config
 from meshdsl.train.data.tokenizer import Tokenizer
-from meshdsl.train.sample import continuations, text_length
+from meshdsl.train.sample import Opened, continuations, text_length
 from meshdsl.train.scoring import Scorer, Text
 
 _USUAL = 256  # tokens that are written where a request does not say how many
@@ -30,24 +29,15 @@ class Requests:
 
     Args:
       config: of the run.
-      model: split by the layout, in the dtype that it is to compute in.
+      opened: its model.
       batch: texts that are read at once.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        model: Any,
-        tokenizer: Tokenizer,
-        layout: md.Layout,
-        mesh: Mesh,
-        batch: int,
-    ):
-        self._config, self._model, self._tokenizer = config, model, tokenizer
-        self._layout, self._mesh, self._batch = layout, mesh, batch
+    def __init__(self, config: Config, opened: Opened, tokenizer: Tokenizer, batch: int):
+        self._opened, self._tokenizer, self._batch = opened, tokenizer, batch
         self.texts = published_texts(config.data.tokenizer)
         self.length = text_length(config)
-        self._scorer = Scorer(config.model, model, self.length, layout, mesh, batch)
+        self._scorer = Scorer(opened, self.length, batch)
 
     def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """Of each pair of a context and a continuation: how likely the continuation is."""
@@ -99,14 +89,10 @@ class Requests:
             (self._tokens(text) or [self._tokenizer.separator])[-(self.length - count) :]
             for text in contexts
         ]
-        key = jax.random.key(0)
-        where = self._layout, self._mesh
         rows: list[list[int]] = [[] for _ in prompts]
         texts = [""] * len(prompts)
         done = [False] * len(prompts)
-        for tokens in continuations(
-            self._config.model, self._model, prompts, count, key, sampling, *where
-        ):
+        for tokens in continuations(self._opened, prompts, count, jax.random.key(0), sampling):
             for i, token in enumerate(np.asarray(tokens).tolist()):
                 if done[i] or token in ends:
                     done[i] = True

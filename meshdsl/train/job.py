@@ -17,6 +17,7 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.family.calls import accepted, first_model, loss_and_report, names_in
+from meshdsl.lowering.shardings import shapes_at
 from meshdsl.predict.compiler import executables
 from meshdsl.predict.kernels.kernel_graph import kernel_graph
 from meshdsl.predict.time.model_flops import counted_flops
@@ -129,11 +130,7 @@ class Job:
             name: md.abstract((*leading, *field.dims), field.dtype)
             for name, field in fields.items()
         }
-        return jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-            whole,
-            md.shardings(whole, self.layout, self.mesh),
-        )
+        return shapes_at(whole, md.shardings(whole, self.layout, self.mesh))
 
     def place(self, arrays: Arrays) -> dict[str, md.Tensor]:
         """A training batch on the devices, split by the law, from the rows of this process."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -53,28 +54,23 @@ def _adafactor(rate: Schedule, decay: float, **settings: Any) -> optax.GradientT
     )
 
 
-def _adamw(rate: Schedule, decay: float, **settings: Any) -> optax.GradientTransformation:
-    return optax.adamw(rate, **{"b2": 0.95, "weight_decay": decay, "mask": matrices, **settings})
-
-
-def _lion(rate: Schedule, decay: float, **settings: Any) -> optax.GradientTransformation:
-    return optax.lion(rate, **{"weight_decay": decay, "mask": matrices, **settings})
-
-
-def _muon(rate: Schedule, decay: float, **settings: Any) -> optax.GradientTransformation:
-    # Updates have the size of adamw's, so both kinds of parameters share one learning rate.
-    return muon(rate, decay, matrices, **{"consistent_rms": 0.2, **settings})
+def _decaying(make: Callable, **usual: Any) -> Callable[..., optax.GradientTransformation]:
+    """An optimizer of optax that decays matrices itself, with other defaults than optax has."""
+    return lambda rate, decay, **settings: make(
+        rate, **{"weight_decay": decay, "mask": matrices, **usual, **settings}
+    )
 
 
 # By name: the usual peak learning rate, what makes the transformation from a schedule and a weight
 # decay, and the function of optax whose arguments are its settings. These have other defaults than
 # optax gives them.
 TABLE: dict[str, tuple[float, Callable[..., optax.GradientTransformation], Callable]] = {
-    "adamw": (1e-3, _adamw, optax.adamw),
+    "adamw": (1e-3, _decaying(optax.adamw, b2=0.95), optax.adamw),
     "adafactor": (1e-3, _adafactor, optax.adafactor),
-    "lion": (3e-4, _lion, optax.lion),
+    "lion": (3e-4, _decaying(optax.lion), optax.lion),
     "sgd": (1e-1, _sgd, optax.sgd),
-    "muon": (1e-3, _muon, optax.contrib.muon),
+    # Updates of this size are as large as adamw's, so that both kinds of parameters share one rate.
+    "muon": (1e-3, partial(muon, decays=matrices, consistent_rms=0.2), optax.contrib.muon),
 }
 _USUAL = 1e-3  # the peak of the learning rate where an optimizer does not say one
 
@@ -103,8 +99,7 @@ def _function(name: str) -> Callable:
         return found
     known = optimizers_of_optax()
     if name not in known:
-        close = nearest(name, [*TABLE, *known])
-        close = close if "did you mean" in close else ""
+        close = nearest(name, [*TABLE, *known], far="")
         raise MeshDSLError(
             f"optimizer.name={name}: expected {', '.join(TABLE)}, another optimizer of optax or "
             f"optax.contrib, or a function of yours as {user_code.EXAMPLES}{close}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import meshdsl as md
 from meshdsl.family import Family
 from meshdsl.family.by_name import family_name
 from meshdsl.family.calls import names_in
+from meshdsl.lowering.shardings import shapes_at
 from meshdsl.models import generate
 from meshdsl.models.generate import Progress, Sampling
 from meshdsl.train.checkpoints import read_params
@@ -23,6 +24,56 @@ from meshdsl.train.data.tokenizer import Tokenizer
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.job import Job
 from meshdsl.train.precision import cast
+
+
+class Opened(NamedTuple):
+    """A model that is ready to compute, under a layout on a mesh.
+
+    Attributes:
+      family: of the model.
+      model: split as `layout` says, in the dtype that it is to compute in.
+    """
+
+    family: Family
+    model: Any
+    layout: md.Layout
+    mesh: Mesh
+
+    def lowered(self, fn: Callable) -> Callable:
+        """`fn`, lowered by the layout."""
+        return md.lower(fn, self.layout, self.mesh, dims=[*names_in(self.family.dims), "batch"])
+
+    def whole(self, result: md.Tensor) -> jax.Array:
+        """The array of a result, which every device gets; called under `jax.jit`."""
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        return jax.lax.with_sharding_constraint(result.array, everywhere)
+
+    def dim(self, name: str, least: int) -> md.Dim:
+        """A dim of at least that size, which divides over all axes that may split it."""
+        axes = () if name in self.layout.padded else self.layout.value_axes.get(name, ())
+        blocks = self.layout.blocks(md.Dim(name, least), axes, self.mesh.shape)
+        return md.Dim(name, -(-least // blocks) * blocks)
+
+    def placed(self, array: np.ndarray, dims: tuple[md.Dim, ...]) -> md.Tensor:
+        """`array`, which every process has, split by the law."""
+        tensor = md.tensor(jax.ShapeDtypeStruct(array.shape, jnp.int32), dims)
+        sharding = md.shardings(tensor, self.layout, self.mesh).array
+        return md.tensor(
+            jax.make_array_from_callback(array.shape, sharding, lambda index: array[index]), dims
+        )
+
+    def placed_texts(
+        self, texts: Sequence[Sequence[int]], length: str
+    ) -> tuple[md.Tensor, md.Tensor]:
+        """The tokens of texts on the devices, [batch, `length`], and how many each has, [batch].
+
+        Both dims are filled up to sizes that divide over the mesh.
+        """
+        batch, along = self.dim("batch", len(texts)), self.dim(length, max(map(len, texts)))
+        tokens, sizes = np.zeros((batch.size, along.size), np.int32), np.ones(batch.size, np.int32)
+        for row, text in enumerate(texts):
+            tokens[row, : len(text)], sizes[row] = text, len(text)
+        return self.placed(tokens, (batch, along)), self.placed(sizes, (batch,))
 
 
 def text_length(config: Config) -> int:
@@ -64,19 +115,9 @@ def sample_text(job: Job, params: Any, tokenizer: Tokenizer) -> str:
     count = min(config.sample.tokens, length - len(prompt))
     how = Sampling(config.sample.temperature)
     model = in_dtype(params, config.precision.compute)
-    written = [
-        int(row[0])
-        for row in continuations(
-            config.model,
-            model,
-            [prompt],
-            count,
-            jax.random.key(config.seed),
-            how,
-            job.layout,
-            job.mesh,
-        )
-    ]
+    opened = Opened(config.model, model, job.layout, job.mesh)
+    rows = continuations(opened, [prompt], count, jax.random.key(config.seed), how)
+    written = [int(row[0]) for row in rows]
     return printable(tokenizer.decode([*prompt, *written]))
 
 
@@ -97,7 +138,7 @@ def open_model(
     mesh: Mesh,
     step: int | None,
     report: Callable[[str], Any],
-) -> tuple[int, Any]:
+) -> tuple[int, Opened]:
     """Read the model of a run from a checkpoint, under any layout.
 
     Args:
@@ -115,24 +156,14 @@ def open_model(
         lambda key: cast(config.model.init(key), config.precision.params),
         jax.random.key(0),
     )
-    like = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        shapes,
-        md.shardings(shapes, layout, mesh),
-    )
+    like = shapes_at(shapes, md.shardings(shapes, layout, mesh))
     found, params = read_params(folder.checkpoints, like, step, report=report)
-    return found, in_dtype(params, config.precision.compute)
+    model = in_dtype(params, config.precision.compute)
+    return found, Opened(config.model, model, layout, mesh)
 
 
 def continuations(
-    family: Family,
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    count: int,
-    key: jax.Array,
-    how: Sampling,
-    layout: md.Layout,
-    mesh: Mesh,
+    opened: Opened, prompts: Sequence[Sequence[int]], count: int, key: jax.Array, how: Sampling
 ) -> Iterator[np.ndarray]:
     """Continue the prompts: yields the next token of each, int32 [prompts], `count` times.
 
@@ -140,8 +171,6 @@ def continuations(
     each calls this with the same prompts, and gets all tokens.
 
     Args:
-      family: of the model.
-      model: split as `layout` says, in the dtype that it is to compute in.
       prompts: the tokens of each, at least one; with `count` more no longer than the model.
       key: of the random draws.
       how: temperature, which tokens may be drawn, and which one ends a text.
@@ -151,19 +180,21 @@ def continuations(
 
     def read(texts: Sequence[Sequence[int]], left: int) -> tuple:
         """What `advance` goes on with, after the texts, which are given `left` tokens more."""
-        tokens, sizes, memory = _placed_prompts(texts, left, layout, mesh)
+        tokens, sizes = opened.placed_texts(texts, "length")
+        most = max(max(map(len, texts)) + left, tokens.dim("length").size)
+        memory = opened.dim("memory", most)
 
         def first(model: Any, prompts: md.Tensor, sizes: md.Tensor, key, written) -> Progress:
             return generate.start(model, prompts, sizes, memory, key, how, written)
 
-        start = jax.jit(_cache_rest_and_token(first, layout, mesh, dims))
+        start = jax.jit(_cache_rest_and_token(first, opened))
         return start(model, tokens, sizes, key, np.int32(count - left))
 
     def after(model: Any, cache, rest: Progress, key) -> Progress:
         return generate.advance(model, rest.replace(cache=cache), key, how)
 
-    dims = [*names_in(family.dims), "batch"]
-    advance = jax.jit(_cache_rest_and_token(after, layout, mesh, dims), donate_argnums=1)
+    model = opened.model
+    advance = jax.jit(_cache_rest_and_token(after, opened), donate_argnums=1)
     cache, rest, token = read(prompts, count)
     ended = np.zeros(len(prompts), bool)
     turn, texts = generate.turning_point(model), [list(prompt) for prompt in prompts]
@@ -183,72 +214,16 @@ def continuations(
             cache, rest, token = read(texts, left)
 
 
-def _placed_prompts(
-    prompts: Sequence[Sequence[int]], count: int, layout: md.Layout, mesh: Mesh
-) -> tuple[md.Tensor, md.Tensor, md.Dim]:
-    """The prompts on the devices.
-
-    Returns:
-      Their tokens, [batch, length], and how many tokens each has, [batch], where both dims are
-      filled up to sizes that divide over the mesh; and the dim of a cache for the prompts and
-      `count` tokens more.
-    """
-    tokens, sizes = placed_texts(prompts, "length", layout, mesh)
-    most = max(max(map(len, prompts)) + count, tokens.dim("length").size)
-    return tokens, sizes, md.Dim("memory", divisible(most, "memory", layout, mesh))
-
-
-def placed_texts(
-    texts: Sequence[Sequence[int]], length: str, layout: md.Layout, mesh: Mesh
-) -> tuple[md.Tensor, md.Tensor]:
-    """The tokens of texts on the devices, [batch, `length`], and how many each has, [batch].
-
-    Both dims are filled up to sizes that divide over the mesh.
-    """
-    batch = md.Dim("batch", divisible(len(texts), "batch", layout, mesh))
-    along = md.Dim(length, divisible(max(map(len, texts)), length, layout, mesh))
-    tokens, sizes = np.zeros((batch.size, along.size), np.int32), np.ones(batch.size, np.int32)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text)], sizes[row] = text, len(text)
-    return (
-        placed(tokens, (batch, along), layout, mesh),
-        placed(sizes, (batch,), layout, mesh),
-    )
-
-
-def _cache_rest_and_token(
-    fn: Callable[..., Progress], layout: md.Layout, mesh: Mesh, dims: Sequence[md.Dim | str]
-) -> Callable:
+def _cache_rest_and_token(fn: Callable[..., Progress], opened: Opened) -> Callable:
     """`fn`, lowered, with its `Progress` in three parts.
 
     They are the cache, which the call for the next token may overwrite, the rest of it, and the
     tokens as an array that every device has.
     """
-    lowered = md.lower(fn, layout, mesh, dims=dims)
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    lowered = opened.lowered(fn)
 
     def step(*args):
         progress = lowered(*args)
-        return (
-            progress.cache,
-            progress.replace(cache=None),
-            jax.lax.with_sharding_constraint(progress.token.array, everywhere),
-        )
+        return progress.cache, progress.replace(cache=None), opened.whole(progress.token)
 
     return step
-
-
-def divisible(size: int, dim: str, layout: md.Layout, mesh: Mesh) -> int:
-    """The least size, not below `size`, that divides over all axes that may split `dim`."""
-    axes = () if dim in layout.padded else layout.value_axes.get(dim, ())
-    blocks = layout.blocks(md.Dim(dim, size), axes, mesh.shape)
-    return -(-size // blocks) * blocks
-
-
-def placed(array: np.ndarray, dims: tuple[md.Dim, ...], layout: md.Layout, mesh: Mesh) -> md.Tensor:
-    """`array`, which every process has, split by the law."""
-    tensor = md.tensor(jax.ShapeDtypeStruct(array.shape, jnp.int32), dims)
-    sharding = md.shardings(tensor, layout, mesh).array
-    return md.tensor(
-        jax.make_array_from_callback(array.shape, sharding, lambda index: array[index]), dims
-    )

@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import meshdsl as md
-from meshdsl.family import Family
-from meshdsl.family.calls import names_in
-from meshdsl.train.sample import divisible, placed
+from meshdsl.layers.loss import cross_entropy
+from meshdsl.train.sample import Opened
 
 
 class Text(NamedTuple):
@@ -41,27 +39,17 @@ class Score(NamedTuple):
 
 
 class Scorer:
-    """Scores texts with a model that gives logits of tokens, `model(tokens)`.
+    """Scores texts with an opened model that gives logits of tokens, `model(tokens)`.
 
     Args:
-      model: split by the layout, in the dtype that it is to compute in.
       length: tokens of the longest text that the model reads.
       batch: texts that are read at once; more where the layout asks for it.
     """
 
-    def __init__(
-        self, family: Family, model: Any, length: int, layout: md.Layout, mesh: Mesh, batch: int = 8
-    ):
-        self._model, self._length, self._layout, self._mesh = model, length, layout, mesh
-        self._batch = md.Dim("batch", divisible(batch, "batch", layout, mesh))
-        everywhere = NamedSharding(mesh, PartitionSpec())
-        lowered = md.lower(_of_targets, layout, mesh, dims=[*names_in(family.dims), "batch"])
-
-        def scores(model: Any, tokens: md.Tensor, targets: md.Tensor) -> tuple:
-            found = lowered(model, tokens, targets)
-            return tuple(jax.lax.with_sharding_constraint(t.array, everywhere) for t in found)
-
-        self._scores = jax.jit(scores)
+    def __init__(self, opened: Opened, length: int, batch: int = 8):
+        self._opened, self._length = opened, length
+        self._batch, lowered = opened.dim("batch", batch), opened.lowered(_of_targets)
+        self._scores = jax.jit(lambda *given: tuple(map(opened.whole, lowered(*given))))
 
     def scores(self, texts: Sequence[Text]) -> list[Score]:
         """The score of each text; of a long one the beginning is left out.
@@ -90,14 +78,14 @@ class Scorer:
         longest = max(map(len, read)) - 1
         # Few lengths, because a program is compiled for each.
         rounded = min(self._length, 1 << max(longest - 1, 1).bit_length())
-        length = md.Dim("length", divisible(rounded, "length", self._layout, self._mesh))
+        length = self._opened.dim("length", rounded)
         tokens = np.zeros((self._batch.size, length.size), np.int32)
         targets = np.full_like(tokens, -1)
         for row, each in enumerate(read):
             tokens[row, : len(each) - 1], targets[row, : len(each) - 1] = each[:-1], each[1:]
         dims = self._batch, length
-        on_devices = [placed(each, dims, self._layout, self._mesh) for each in (tokens, targets)]
-        nats, likeliest = map(np.asarray, self._scores(self._model, *on_devices))
+        on_devices = [self._opened.placed(each, dims) for each in (tokens, targets)]
+        nats, likeliest = map(np.asarray, self._scores(self._opened.model, *on_devices))
         for row, (each, text) in enumerate(zip(read, texts, strict=True)):
             at = slice(len(each) - 1 - text.scored, len(each) - 1)
             hits = likeliest[row, at] == targets[row, at]
@@ -110,8 +98,6 @@ def _of_targets(model: Any, tokens: md.Tensor, targets: md.Tensor) -> tuple[md.T
     if getattr(getattr(model, "config", None), "by_text", False):
         more["reach"] = md.sum(md.cast(targets >= 0, jnp.int32), "length")
     logits = md.cast(model(tokens, **more), jnp.float32)
-    vocab = logits.dim("vocab")
-    chosen = md.sum(md.where(md.one_hot(targets, vocab, bool), logits, 0.0), vocab)
-    order = ("batch", "length")
-    nats = md.transpose(md.logsumexp(logits, vocab) - chosen, order)
-    return nats, md.transpose(md.argmax(logits, vocab), order)
+    found = cross_entropy(logits, targets, "vocab"), md.argmax(logits, "vocab")
+    nats, likeliest = (md.transpose(t, ("batch", "length")) for t in found)
+    return nats, likeliest

@@ -70,19 +70,21 @@ def _updated(
       known: the keys that a key that is unknown may be meant for; by default those of `config`.
       instead: as for `read`.
     """
-    fields, kinds = _fields(config), typing.get_type_hints(type(config))
+    fields = {field.name: field for field in dataclasses.fields(config)}
+    kinds = typing.get_type_hints(type(config))
     known = known or [each for each, _ in leaves(config)]
     changes: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         name, dot, rest = key.partition(".")
         kind, now = kinds.get(name), getattr(config, name, None)
+        takes_table = dict in typing.get_args(kind)  # as it is, in a field of `str | dict`
         if kind is dict or _entry_type(kind) or dataclasses.is_dataclass(now):
             below = {rest: value} if dot else value
             if not isinstance(below, dict):
                 raise MeshDSLError(f"`{path}{name}` is {_group_words(path + name, kind, now)}")
             groups.setdefault(name, {}).update(below)
-        elif name not in fields or dot or (isinstance(value, dict) and not _may_be_table(kind)):
+        elif name not in fields or dot or (isinstance(value, dict) and not takes_table):
             raise _unknown(path, key, value, kinds, known)
         else:
             changes[name] = _typed(path + name, value, kind)
@@ -157,19 +159,8 @@ def _unknown(
     """The error where there is no setting at `key` below `path`, or no table."""
     if isinstance(value, dict):
         return MeshDSLError(f"no table `{key}`{nearest(key, names)}")
-    close = nearest(path + key, known)
-    hint = close if "did you mean" in close else "; `meshdsl train --print-config` shows all"
+    hint = nearest(path + key, known, "; `meshdsl train --print-config` shows all")
     return MeshDSLError(f"no setting `{path}{key}`{hint}")
-
-
-def _may_be_table(kind: Any) -> bool:
-    """Whether a field of type `kind`, as `str | dict`, takes a table as it is."""
-    return dict in typing.get_args(kind)
-
-
-def _fields(value: Any) -> dict[str, dataclasses.Field]:
-    """The fields of a dataclass by name."""
-    return {field.name: field for field in dataclasses.fields(value)}
 
 
 def _entry_type(kind: Any) -> Any:
@@ -230,8 +221,7 @@ def _check(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
     """Raise a MeshDSLError unless `value` is one that the metadata of its field allows."""
     known = metadata.get("known")
     if known and value not in known:
-        close = nearest(value, known)
-        hint = close if "did you mean" in close else ""
+        hint = nearest(value, known, far="")
         raise MeshDSLError(f"{key}={value}: expected {legal(metadata)}{hint}")
     if bound := crossed(value, metadata):
         raise MeshDSLError(f"{key}={value}: must be {BOUNDS[bound]} {metadata[bound]}")

@@ -28,7 +28,7 @@ from meshdsl.dims import Dim
 from meshdsl.layout import Layout
 from meshdsl.lowering.lower import Lowered, gather_updated
 from meshdsl.lowering.parameter_copies import for_use
-from meshdsl.lowering.shardings import shardings
+from meshdsl.lowering.shardings import shapes_at, shardings
 from meshdsl.ops.global_norm import global_norms
 from meshdsl.predict.compiler.options import default_options
 from meshdsl.program.program import Program
@@ -141,11 +141,7 @@ class TrainStep:
         self.shardings = self._state_shardings(
             self.shapes, in_memory(opt_state, HOST) if on_host else opt_state
         )
-        self.abstract = jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            self.shapes,
-            self.shardings,
-        )
+        self.abstract = shapes_at(self.shapes, self.shardings)
         trained, _ = self._parts(self.shapes)
         self.split_of_gradients = shardings(trained, layout, mesh, "optimizer")
         parameters = jax.tree.leaves(trained, is_leaf=is_tensor)

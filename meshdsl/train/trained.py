@@ -48,12 +48,10 @@ def matched(patterns: Sequence[str], names: Iterable[str], setting: str) -> froz
         wanted = pattern.removeprefix("!")
         matching = [name for name in names if fnmatchcase(name, wanted)]
         if not matching:
-            close = nearest(wanted, names)
-            if "did you mean" not in close:
-                more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-                shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
-                close = f"; the model has {shown}{more}"
-            raise MeshDSLError(f"{setting}: no parameter is called `{wanted}`{close}")
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
+            hint = nearest(wanted, names, f"; the model has {shown}{more}")
+            raise MeshDSLError(f"{setting}: no parameter is called `{wanted}`{hint}")
         found |= dict.fromkeys(matching, not pattern.startswith("!"))
     return frozenset(name for name, is_in in found.items() if is_in)
 

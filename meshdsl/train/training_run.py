@@ -36,7 +36,13 @@ from meshdsl.train.settings import leaves
 from meshdsl.train.startup import Startup
 from meshdsl.train.training_loop import Ended, TrainingLoop
 from meshdsl.train.watch import check
-from meshdsl.train.watch.ledger import check_ledger, check_steps, figures_of, ledger_of
+from meshdsl.train.watch.ledger import (
+    WriteLedger,
+    check_ledger,
+    check_steps,
+    figures_of,
+    ledger_of,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +62,7 @@ def run(
     executable: Path | None = None,
     trust_executable: bool = False,
     startup: Startup | None = None,
-    ledger: bool = False,
+    ledger: WriteLedger | None = None,
     hardware: Path | None = None,
 ) -> Ended:
     """Start the run in `folder`, or go on with it, until it ends.
@@ -68,7 +74,7 @@ def run(
         the step is compiled.
       trust_executable: load it even if others than this user could have written it.
       startup: has measured what came before.
-      ledger: measure a few steps, and put them beside the estimate.
+      ledger: measure a few steps, put them beside the estimate, and write this report by `ledger`.
       hardware: a file with the figures of the devices, for that estimate; without one those of the
         hardware table, if it has any.
 
@@ -130,7 +136,7 @@ def run(
         loop = TrainingLoop(
             *(job, data, console, folder, checkpoints, batches, held_out, startup),
             loaded=loaded_step,
-            ledger=partial(ledger_of, title, program, target) if ledger else None,
+            ledger=partial(ledger_of, title, program, target, ledger) if ledger else None,
         )
         del program  # which only a ledger needs any longer
         startup.done("prepare")

@@ -104,7 +104,7 @@ def test_text_is_printed_as_it_comes_whole_characters_only_and_others_wait_for_t
             seen.append(capsys.readouterr().out)
             yield row
 
-    print_as_it_comes(coming(), ["one ", "two "], Bytes())
+    print_as_it_comes(coming(), ["one ", "two "], Bytes(), [Bytes().separator])
     assert [*seen, capsys.readouterr().out] == [
         "--- 1 of 2 ---\none ",
         "",

@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.layers import LatentAttention, angles
-from meshdsl.layers.attention import Documents, Window
+from meshdsl.layers.attended import Documents, Window
 from tests.helpers import distance, only
 
 BATCH, LENGTH, D_MODEL = md.Dim("batch", 4), md.Dim("length", 8), md.Dim("d_model", 12)

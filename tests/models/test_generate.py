@@ -14,7 +14,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.models.generate import Sampling, advance, generate, start
-from meshdsl.train.sample import continuations
+from meshdsl.train.sample import Opened, continuations
 from tests.helpers import every, only
 from tests.models import common
 
@@ -202,8 +202,8 @@ def test_a_text_that_becomes_long_is_read_anew_whatever_is_in_its_batch():
     random, layout = np.random.default_rng(0), common.load("single")
     prompts = [random.integers(1, 64, size).tolist() for size in (3, 9, 12, 14)]
     how, key = Sampling(temperature=0.0), jax.random.key(3)
-    where = layout, md.make_mesh(layout)
-    rows = np.stack(list(continuations(config, model, prompts, 8, key, how, *where)), 1)
+    opened = Opened(config, model, layout, md.make_mesh(layout))
+    rows = np.stack(list(continuations(opened, prompts, 8, key, how)), 1)
     prompt = md.tensor(
         np.asarray(prompts[1:2], np.int32), (md.Dim("batch", 1), md.Dim("length", 9))
     )

@@ -304,7 +304,7 @@ def command(*words):
 def opened(run, layout=common.load("single")):
     folder = RunFolder(run)
     config = folder.stored_config()
-    return open_model(folder, config, layout, make_mesh(layout), None, report=print)[1]
+    return open_model(folder, config, layout, make_mesh(layout), None, report=print)[1].model
 
 
 def ours(model, tokens):

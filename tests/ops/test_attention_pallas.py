@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.ops.attention import parts
+from meshdsl.ops.attention import pallas, parts
 from meshdsl.ops.attention.kernels import Place, Runs, kernel_of
 from meshdsl.ops.attention.operands import Options, Sides
 from tests.helpers import assert_equal, assert_same, layout, only, with_gradients
@@ -63,7 +63,7 @@ def test_the_kernels_are_programs_for_a_gpu():
     options = Options(shared=2, causal=True, window=50, softcap=3.0, scale=0.1)
     runs = Runs(((0,),), 256)
     place = Place(None, 1, False, True, "gpu", False, True, runs, runs, False)
-    way = parts.whole(options)._replace(kernel=kernel_of("pallas", options, place))
+    way = parts.whole(options)._replace(kernel=kernel_of(pallas, options, place))
     positions = jnp.arange(256)
     sides = Sides(*(positions.reshape(shape) for shape in ((1, 1, 1, -1, 1), (1, 1, 1, 1, -1)) * 2))
 

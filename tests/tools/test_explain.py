@@ -85,7 +85,7 @@ def test_every_op_leads_to_a_line_of_the_model():
         ("attention.py", "linear.py"),
         ("mlp.py", "linear.py"),
         ("transformer.py", "linear.py"),
-        ("attention.py", "attention.py"),
+        ("attention.py", "attended.py"),
     }
 
 

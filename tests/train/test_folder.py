@@ -3,6 +3,7 @@
 import pytest
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.layout import Layout
 from meshdsl.train.config import Config
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.settings import override
@@ -48,10 +49,12 @@ def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path):
         RunFolder(tmp_path).stored_config()
 
 
-def test_unused_folders_are_distinct(tmp_path):
-    first = RunFolder.unused(tmp_path, "fsdp")
+def test_unused_folders_are_distinct(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    layout = Layout.load("fsdp")
+    first = RunFolder.unused(layout)
     first.write_config(Config())
-    second = RunFolder.unused(tmp_path, "fsdp")
+    second = RunFolder.unused(layout)
     assert first.path.name.endswith("-fsdp") and second.path != first.path
 
 

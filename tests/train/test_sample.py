@@ -11,7 +11,7 @@ from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.models.generate import Sampling
 from meshdsl.train.config import Config
 from meshdsl.train.data.tokenizer import Bytes
-from meshdsl.train.sample import continuations, in_dtype, printable, sample_text
+from meshdsl.train.sample import Opened, continuations, in_dtype, printable, sample_text
 from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
 from tests.train.common import TINY, tiny_job
@@ -35,7 +35,8 @@ def continued(layout: str, prompts=PROMPTS, how: Sampling = DRAWN) -> np.ndarray
     places = md.shardings(jax.eval_shape(family.init, jax.random.key(0)), layout, mesh)
     model = jax.jit(family.init, out_shardings=places)(jax.random.key(0))
     key = jax.random.key(1)
-    return np.stack([*continuations(family, model, prompts, 8, key, how, layout, mesh)], axis=1)
+    opened = Opened(family, model, layout, mesh)
+    return np.stack([*continuations(opened, prompts, 8, key, how)], axis=1)
 
 
 def test_a_sample_continues_the_prompt_up_to_the_length_of_the_model():

@@ -13,6 +13,7 @@ from meshdsl.train.config import Config
 from meshdsl.train.data.tokenizer import load_tokenizer
 from meshdsl.train.harness import Requests, _cut
 from meshdsl.train.job import Job
+from meshdsl.train.sample import Opened
 from meshdsl.train.scoring import Scorer, Text
 from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
@@ -24,12 +25,13 @@ TEXTS = [Text([5, 9, 11, 200], 2), Text(list(range(40, 62)), 3), Text([1, 2], 1)
 
 
 def opened(layout_name: str):
-    """The model of a tiny run before training, and what it is under a layout."""
+    """The settings of a tiny run, and its model before training, under a layout."""
     layout = find_layout(layout_name)
     mesh = md.make_mesh(layout)
     config = override(Config(), [*TINY, "data.tokenizer=bytes"])
     job = Job(config, layout, mesh)
-    return config, job.step.init(jax.random.key(0)).params, layout, mesh
+    params = job.step.init(jax.random.key(0)).params
+    return config, Opened(config.model, params, layout, mesh)
 
 
 def expected(config, model, text: Text) -> tuple[float, bool]:
@@ -46,9 +48,9 @@ def expected(config, model, text: Text) -> tuple[float, bool]:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["single", "fsdp", "tensor"])
 def test_scores_are_those_of_the_model_alone(layout):
-    config, model, found, mesh = opened(layout)
-    scores = Scorer(config.model, model, 16, found, mesh, batch=2).scores(TEXTS)
-    alone = jax.tree.map(np.asarray, model)
+    config, found = opened(layout)
+    scores = Scorer(found, 16, batch=2).scores(TEXTS)
+    alone = jax.tree.map(np.asarray, found.model)
     for score, text in zip(scores, TEXTS, strict=True):
         logarithm, greedy = expected(config, alone, text)
         assert score.logarithm == pytest.approx(logarithm, rel=1e-5)
@@ -57,8 +59,8 @@ def test_scores_are_those_of_the_model_alone(layout):
 
 @pytest.mark.slow
 def test_requests_are_answered():
-    config, model, layout, mesh = opened("fsdp")
-    asked = Requests(config, model, load_tokenizer("bytes"), layout, mesh, 8)
+    config, found = opened("fsdp")
+    asked = Requests(config, found, load_tokenizer("bytes"), 8)
     (first, _), (again, _), (empty, _) = asked.loglikelihood(
         [("ab ", "c"), ("ab", " c"), ("", "c")]
     )
@@ -67,7 +69,7 @@ def test_requests_are_answered():
     text = "the quick brown fox jumps over"
     [whole] = asked.rolling([text])
     ids = [0, *text.encode()]
-    scorer = Scorer(config.model, model, 16, layout, mesh, batch=8)
+    scorer = Scorer(found, 16, batch=8)
     parts = [Text(ids[:17], 16), Text(ids[-17:], 14)]
     assert whole == pytest.approx(sum(each.logarithm for each in scorer.scores(parts)), rel=1e-6)
     how = {"until": ["\n"], "max_gen_toks": 5}
@@ -81,8 +83,7 @@ def test_a_text_ends_at_the_first_of_the_stops():
 
 
 def test_what_cannot_be_scored_is_one_error():
-    config, model, layout, mesh = opened("single")
-    scorer = Scorer(config.model, model, 16, layout, mesh)
+    scorer = Scorer(opened("single")[1], 16)
     for text in (Text([1], 1), Text([1, 2], 0), Text(list(range(20)), 17)):
         with pytest.raises(MeshDSLError, match="cannot have"):
             scorer.scores([text])

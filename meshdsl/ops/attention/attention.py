@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.lowering.moves.move import ByParts, Move
 from meshdsl.ops.arrays import fitted, in_order
-from meshdsl.ops.attention import cudnn, parts
+from meshdsl.ops.attention import cudnn, parts, splash
 from meshdsl.ops.attention.arguments import (
     ONE,
     Call,
@@ -251,15 +252,22 @@ def _attend_by_blocks(static: Static, _, *arrays) -> jax.Array:
     return parts.attend(static, *arrays)
 
 
-def _attend_by(module: str, static: Static, place: Place, *arrays) -> jax.Array:
-    return parts.attend(static._replace(kernel=kernel_of(module, static.options, place)), *arrays)
+def _attend_by(kernels: ModuleType, static: Static, place: Place, *arrays) -> jax.Array:
+    kernel = kernel_of(kernels, static.options, place)
+    return parts.attend(static._replace(kernel=kernel), *arrays)
+
+
+def _attend_by_pallas(*call) -> jax.Array:
+    from meshdsl.ops.attention import pallas  # Pallas takes as long to import as the language
+
+    return _attend_by(pallas, *call)
 
 
 IMPLEMENTATIONS = {
     "blocks": Implementation(_attend_by_blocks, lambda *_: ""),
-    "splash": Implementation(partial(_attend_by, "splash"), splash_lacks, "tpu", skips=True),
+    "splash": Implementation(partial(_attend_by, splash), splash_lacks, "tpu", skips=True),
     "cudnn": Implementation(cudnn.attend, cudnn_lacks, "gpu", skips=True),
-    "pallas": Implementation(partial(_attend_by, "pallas"), pallas_lacks, "gpu", skips=True),
+    "pallas": Implementation(_attend_by_pallas, pallas_lacks, "gpu", skips=True),
 }
 
 

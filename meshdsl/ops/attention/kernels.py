@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from types import ModuleType
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshdsl.later import imported
 from meshdsl.lowering.kernels import Product, Products
 from meshdsl.ops.attention.operands import Options, Sides
 from meshdsl.ops.attention.parts import Kernel
@@ -74,15 +74,13 @@ class Place(NamedTuple):
     aligned: bool
 
 
-def kernel_of(module: str, options: Options, place: Place) -> Kernel:
+def kernel_of(kernels: ModuleType, options: Options, place: Place) -> Kernel:
     """The kernel of a module of this folder, for one call.
 
-    The module is imported when its kernel is used, because Pallas takes as long to import as the
-    rest of the language. On other platforms than its own the kernel is interpreted.
+    On other platforms than its own the kernel is interpreted.
     """
-    name = f"meshdsl.ops.attention.{module}"
-    forward, backward = (imported(name, fn) for fn in ("forward", "backward"))
-    return Kernel(partial(forward, options, place), partial(backward, options, place))
+    passes = (partial(run, options, place) for run in (kernels.forward, kernels.backward))
+    return Kernel(*passes)
 
 
 def visible_share(options: Options, rows: int, columns: int, counted: bool) -> float:

@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.later import imported
 from meshdsl.ops.arrays import as_one, padded, varying_as
 from meshdsl.ops.attention.kernels import (
     LANES,
@@ -339,8 +338,9 @@ class Run(NamedTuple):
 
 
 def _run(run: Run, arrays: Arrays, part):
-    name = "slopes" if run.backward else "output"
-    return imported("meshdsl.ops.attention.splash_kernels", name)(run, arrays, part)
+    from meshdsl.ops.attention import splash_kernels  # with Pallas, which takes long to import
+
+    return (splash_kernels.slopes if run.backward else splash_kernels.output)(run, arrays, part)
 
 
 def block_size(length: int, most: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -40,21 +42,25 @@ def _whole(x: Any, v: Value, w: Value) -> Any:
     return x if v.is_key else full(_given(x, v, w), w)
 
 
-def _run(at: Evaluation, body: Program, args: list, outs) -> tuple:
+def _each(how: Callable, *parts: Iterable) -> tuple:
+    """`how(x, v, w)` of all that stands for variables, with these and with what it becomes."""
+    return tuple(how(*part) for part in zip(*parts, strict=True))
+
+
+def _run(at: Evaluation, body: Program, args: Sequence, outs) -> tuple:
     """The results of a body, as the variables `outs`, with all dims of these."""
-    made = at.program(body, args)
-    return tuple(_whole(x, w, v) for x, w, v in zip(made, body.outvars, outs, strict=True))
+    return _each(_whole, at.program(body, args), body.outvars, outs)
 
 
 @rule("checkpoint", "remat", "remat2")
 def checkpoint(at: Evaluation, e: Equation, xs: list) -> list:
     """A body that is recomputed in the backward pass."""
     body = e.bodies[0]
-    xs = [_given(x, v, w) for x, v, w in zip(xs, e.ins, body.invars, strict=True)]
+    given = _each(_given, xs, e.ins, body.invars)
     run = lambda *args: _run(at, body, list(args), e.outs)
     policy, save, offload = saving(e)
     how = {"save": save, "offload": offload, "in_scan": not e.params["prevent_cse"]}
-    return list(rematerialisation.checkpoint(run, policy, **how)(*xs))
+    return list(rematerialisation.checkpoint(run, policy, **how)(*given))
 
 
 @rule("scan")
@@ -62,15 +68,11 @@ def scan(at: Evaluation, e: Equation, xs: list) -> list:
     """A loop over the first position of some operands."""
     (body,), (consts, carried) = e.bodies, scan_counts(e.params)
     first = consts + carried
-    closed = [_given(x, v, w) for x, v, w in zip(xs, e.ins, body.invars[:consts], strict=False)]
+    closed = _each(_given, xs[:consts], e.ins[:consts], body.invars[:consts])
     inner = body.invars[consts:first]
-    before = zip(xs[consts:first], e.ins[consts:first], inner, strict=True)
-    carry = tuple(_whole(x, v, w) for x, v, w in before)
+    carry = _each(_whole, xs[consts:first], e.ins[consts:first], inner)
     dim = _turns(e, [*body.invars[first:], *body.outvars[carried:]])
-    stacked = tuple(
-        _stacked(x, v, w, dim)
-        for x, v, w in zip(xs[first:], e.ins[first:], body.invars[first:], strict=True)
-    )
+    stacked = _each(partial(_stacked, dim), xs[first:], e.ins[first:], body.invars[first:])
     results = [*inner, *body.outvars[carried:]]
 
     def turn(carry, x):
@@ -79,10 +81,9 @@ def scan(at: Evaluation, e: Equation, xs: list) -> list:
 
     how = {"reverse": e.params["reverse"], "unroll": e.params["unroll"]}
     after, made = scanning.scan(turn, carry, stacked, dim=dim, **how)
-    out = [like_result(x, w, v) for x, w, v in zip(after, inner, e.outs[:carried], strict=True)]
-    for x, w, v in zip(made, body.outvars[carried:], e.outs[carried:], strict=True):
-        out.append(_unstacked(x, w, v, dim))
-    return out
+    last = _each(like_result, after, inner, e.outs[:carried])
+    unstacked = partial(_unstacked, dim)
+    return [*last, *_each(unstacked, made, body.outvars[carried:], e.outs[carried:])]
 
 
 def _turns(e: Equation, inside: list) -> Dim:
@@ -93,7 +94,7 @@ def _turns(e: Equation, inside: list) -> Dim:
     return Dim("turns__part", e.params["length"])
 
 
-def _stacked(x: Any, v: Value, w: Value, dim: Dim) -> Any:
+def _stacked(dim: Dim, x: Any, v: Value, w: Value) -> Any:
     """What a loop takes one by one, with the dims of the body's variable and `dim` in front."""
     if v.is_key:
         return x
@@ -101,7 +102,7 @@ def _stacked(x: Any, v: Value, w: Value, dim: Dim) -> Any:
     return with_dims(x, (dim, *w.flat))
 
 
-def _unstacked(x: Any, w: Value, v: Variable, dim: Dim) -> Any:
+def _unstacked(dim: Dim, x: Any, w: Value, v: Variable) -> Any:
     """The results of all turns, as the variable `v` of the equation."""
     return x if v.is_key else as_result(x, dict(enumerate([(dim,), *w.dims])), v)
 
@@ -115,19 +116,13 @@ def while_loop(at: Evaluation, e: Equation, xs: list) -> list:
     test, body = e.bodies
     of_test, of_body = e.params["cond_nconsts"], e.params["body_nconsts"]
     start = of_test + of_body
-    pairs = list(zip(xs, e.ins, strict=True))
-    closed = lambda given, variables: [
-        _given(x, v, w) for (x, v), w in zip(given, variables, strict=False)
-    ]
-    for_test = closed(pairs[:of_test], test.invars)
-    for_body = closed(pairs[of_test:start], body.invars)
+    for_test = _each(_given, xs[:of_test], e.ins[:of_test], test.invars[:of_test])
+    for_body = _each(_given, xs[of_test:start], e.ins[of_test:start], body.invars[:of_body])
     inner, (asked,) = body.invars[of_body:], test.outvars
-    carry = tuple(_whole(x, v, w) for x, v, w in zip(xs[start:], e.ins[start:], inner, strict=True))
+    carry = _each(_whole, xs[start:], e.ins[start:], inner)
 
     def holds(carry) -> Tensor:
-        given = [
-            _given(x, w, t) for x, w, t in zip(carry, inner, test.invars[of_test:], strict=True)
-        ]
+        given = _each(_given, carry, inner, test.invars[of_test:])
         (found,) = at.program(test, [*for_test, *given])
         return as_tensor(found, test.outvars[0])
 
@@ -136,11 +131,11 @@ def while_loop(at: Evaluation, e: Equation, xs: list) -> list:
         if not asked.shape:
             return made
         going = holds(carry)
-        return tuple(_chosen(going, asked, *pair) for pair in zip(made, carry, inner, strict=True))
+        return _each(partial(_chosen, going, asked), made, carry, inner)
 
     goes_on = lambda carry: reduce.any(holds(carry)) if asked.shape else holds(carry)
     made = loops.while_loop(goes_on, turn, carry)
-    return [_given(x, w, v) for x, w, v in zip(made, inner, e.outs, strict=True)]
+    return [*_each(_given, made, inner, e.outs)]
 
 
 def _chosen(going: Tensor, asked: Value, new: Any, old: Any, v: Variable) -> Any:
@@ -166,8 +161,7 @@ def switch(at: Evaluation, e: Equation, xs: list) -> list:
 
     def of(body: Program):
         def run(*args):
-            given = [_given(x, v, w) for x, v, w in zip(args, e.ins[1:], body.invars, strict=True)]
-            return _run(at, body, given, e.outs)
+            return _run(at, body, _each(_given, args, e.ins[1:], body.invars), e.outs)
 
         return run
 
@@ -180,28 +174,20 @@ def own_gradient(at: Evaluation, e: Equation, xs: list) -> list:
     (forward, backward), rules, count = e.bodies, e.notes["gradient"], len(e.outs)
 
     def run(*args):
-        given = [_given(x, v, w) for x, v, w in zip(args, e.ins, forward.invars, strict=True)]
-        made = at.program(forward, given)
+        made = at.program(forward, _each(_given, args, e.ins, forward.invars))
         outs, kept = made[:count], made[count:]
-        kept = [
-            _given(x, v, w)
-            for x, v, w in zip(kept, forward.outvars[count:], backward.invars, strict=False)
-        ]
+        kept = _each(_given, kept, forward.outvars[count:], backward.invars[: rules.kept])
 
         def pull(slopes):
-            slopes = [
-                _given(slopes[i], e.outs[i], w)
-                for i, w in zip(rules.results, backward.invars[rules.kept :], strict=True)
-            ]
+            some, of_some = ([each[i] for i in rules.results] for each in (slopes, e.outs))
+            slopes = _each(_given, some, of_some, backward.invars[rules.kept :])
             found = at.program(backward, [*kept, *slopes])
             back: list = [None] * len(e.ins)
             for i, x, w in zip(rules.operands, found, backward.outvars, strict=True):
                 back[i] = _whole(x, w, e.ins[i])
             return tuple(back) if len(back) > 1 else back[0]
 
-        return tuple(
-            _whole(x, w, v) for x, w, v in zip(outs, forward.outvars, e.outs, strict=False)
-        ), pull
+        return _each(_whole, outs, forward.outvars[:count], e.outs), pull
 
     xs = [x if v.is_key else full(x, v) for x, v in zip(xs, e.ins, strict=True)]
     for i in rules.closed_over:

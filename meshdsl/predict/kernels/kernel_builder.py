@@ -1,18 +1,24 @@
-"""Makes kernels of a block of equations, by the rules that XLA's fusion follows on a TPU.
+"""Groups the equations of a block into kernels, by the rules that XLA's fusion follows on a TPU.
 
-Element-wise code (broadcasts, iotas, conversions and slices included) takes no memory of its own
-where that costs nothing: the kernels that use it compute it. It is written to memory where it must
-be (for a collective, a loop, a result), or where computing it in several places would read more
-than it holds.
+`KernelBuilder` goes through the equations of a block in program order. Each equation has one of
+three fates:
 
-What is written joins the kernel that makes its newest operand, as long as both go over the same
-elements: the activation after a product belongs to the product's kernel, and an optimizer's update
-of a parameter and of its moments is one kernel. A reduction ends a kernel.
+1. *It is computed where its result is used.* Element-wise equations (broadcasts, iotas, conversions
+   and slices included) are, unless `written_values` says that their result must be written to
+   memory. They get no kernel of their own: the value table keeps how the result is computed, and
+   each kernel that uses the result computes it once more.
+2. *It joins a kernel.* An element-wise equation whose result is written, and a reduction, join the
+   kernel that writes their newest operand, as long as both go over the same number of elements. So
+   the activation after a product belongs to the product's kernel, and an optimizer's update of a
+   parameter and of its moments is one kernel. Nothing joins a kernel behind a reduction.
+3. *It begins a kernel.* Products, collectives, fused kernels, loops and branches always do.
 
-What loops are given and do not change is passed in as it is; broadcasts and masks are computed
-inside. What a collective or a fused kernel gives is copied into the stack that a loop writes, and a
-slice of a stack is copied for a fused kernel: these cannot be joined with other code. A stack that
-a loop only uses in a narrower type is converted once, before the loop.
+Some values must be copied from one place in memory to another, and each copy is a kernel:
+
+- The result of a collective or of a fused kernel, where a loop stacks the results of its turns: a
+  collective cannot write into the stack.
+- A slice of a stack, where a fused kernel reads it.
+- An operand of a batch of products, where a collective has left its dims in another order.
 """
 
 from __future__ import annotations
@@ -36,11 +42,11 @@ from meshdsl.predict.kernels.primitives import (
     ELEMENTWISE,
     FUSED,
     IN_PLACE,
-    PARTIAL_READS,
     PRODUCTS,
     REDUCTIONS,
 )
 from meshdsl.predict.kernels.reordered import REORDER, is_batch, reorders
+from meshdsl.predict.kernels.traffic import traffic
 from meshdsl.predict.kernels.value_table import ValueTable
 from meshdsl.predict.kernels.written_values import written_values
 from meshdsl.program.collective import phase_in_step
@@ -50,13 +56,14 @@ from meshdsl.program.recorder import tag_in
 
 @dataclass(eq=False)
 class _Draft:
-    """A kernel of a block that more equations may join.
+    """A kernel that is being built: further equations of the block may join the kernel.
 
     Attributes:
-      place: its position among the kernels of the block.
-      elements: how many it goes over, if it is element-wise code or a reduction.
-      equations: what it computes.
-      of_batch: whether it is a batch of products.
+      place: the position of the kernel among the kernels of the block.
+      elements: the number of elements that the kernel goes over; None for a kernel that an equation
+        other than element-wise code or a reduction begins.
+      equations: all equations that the kernel computes, those of unwritten operands included.
+      of_batch: whether the kernel is a batch of products.
     """
 
     kernel: Kernel
@@ -67,14 +74,16 @@ class _Draft:
 
 
 class KernelBuilder:
-    """Makes the kernels of one block. What the block is given stands in `table` already.
+    """The kernels of one block of equations. The inputs of the block are in `table` already.
 
     Attributes:
-      table: of the values of the whole program.
-      flops: of the whole program, `{(tag or None, phase): FLOPs}`; those of the block are added.
-      times: how often the block runs in one call of the program.
-      share: of these times, in which the branches are taken that the block stands in.
-      kernels: of the block, in program order.
+      table: where each value of the whole program is: in a buffer, or computed where it is used.
+      flops: the FLOPs of the whole program by `(tag or None, phase)`; the builder adds the FLOPs of
+        the block.
+      times: how often the block would run in one call of the program if every branch around the
+        block were taken.
+      share: the part of `times` in which the branches around the block are taken.
+      kernels: the kernels of the block, in program order.
     """
 
     def __init__(
@@ -87,10 +96,11 @@ class KernelBuilder:
     ):
         self.table, self.flops, self.times, self.share = table, flops, times, share
         self.kernels: list[Kernel] = []
-        # Of values that are written in this block: who makes them, and who reads them.
+        # For each value: the kernel of this block that writes it, and the kernels that read it.
         self._makers: dict[Value, _Draft] = {}
         self._readers: dict[Value, list[_Draft]] = defaultdict(list)
-        self._joinable: set[Value] = set()  # values whose kernel more code over them can join
+        # Values whose kernel further element-wise code and reductions over the value may join.
+        self._joinable: set[Value] = set()
         equations = needed(updated_in_place(block.equations), block.outputs)
         equations = scalars_early(convert_stacks(equations))
         outside = lambda value: table.sources_of([value])
@@ -101,7 +111,7 @@ class KernelBuilder:
             self._count_flops(equation)
             self._add(equation)
         for draft in self._drafts:
-            draft.kernel.traffic = self._traffic(draft)
+            draft.kernel.traffic = traffic(draft.kernel, draft.equations, table)
 
     def _count_flops(self, equation: Equation) -> None:
         flops = sum(dot.flops for dot in dots(equation)) or other_flops(equation)
@@ -110,7 +120,7 @@ class KernelBuilder:
             self.flops[key] += self.times * self.share * flops
 
     def _add(self, equation: Equation) -> None:
-        """Adds an equation to a kernel, begins one with it, or leaves it to those that use it."""
+        """Gives an equation one of the three fates that the head of this file describes."""
         if equation.blocks:
             self._add_with_blocks(equation)
         elif equation.primitive == BARRIER:
@@ -131,9 +141,10 @@ class KernelBuilder:
             self._add_alone(equation)
 
     def _add_barrier(self, equation: Equation) -> None:
-        """What is written is the same behind a barrier.
+        """Handles an `optimization_barrier`, which has one operand and one result.
 
-        A slice of a stack, and what a loop computes for itself, is written for the barrier.
+        An operand that has a buffer of its own passes the barrier in this buffer. An operand that
+        is a slice of a stack, or that is computed where it is used, is written to a buffer here.
         """
         (before,), (behind,) = equation.operands, equation.outputs
         if not self.table.is_written(before):
@@ -147,10 +158,11 @@ class KernelBuilder:
             self._extend(self._begin(equation), equation, equation.operands, [behind])
 
     def _join(self, equation: Equation, value: Value, elements: int) -> None:
-        """Adds element-wise code or a reduction to a kernel that goes over as many elements.
+        """Adds element-wise code or a reduction to a kernel that goes over `elements` elements.
 
-        That is the kernel that makes its newest operand, or else one behind it that reads an
-        operand. If neither goes over as many elements, a kernel is begun.
+        The first choice is the kernel that writes the newest operand. The second choice is the
+        first kernel behind that one which reads an operand of the equation. If neither goes over
+        the same number of elements, a new kernel begins.
         """
         sources = self.table.sources_of(equation.operands)
         latest = max((self._made_at(v) for v in sources), default=-1)
@@ -172,12 +184,15 @@ class KernelBuilder:
         self._extend(draft, equation, equation.operands, [value])
 
     def _made_at(self, value: Value) -> int:
-        """The place of the kernel that makes a value; -1 for one from outside of the block."""
+        """The place of the kernel that writes a value; -1 for a value from outside of the block."""
         maker = self._makers.get(value)
         return -1 if maker is None else maker.place
 
     def _add_alone(self, equation: Equation) -> None:
-        """Begins a kernel: for a product, a collective, or whatever else is not element-wise."""
+        """Begins a kernel with an equation that joins none, such as a product or a collective.
+
+        An equation that stands for several collectives begins one kernel for each.
+        """
         moved = collectives(equation, self.table.axis_sizes, self.times)
         if len(moved) > 1:
             for collective, operand, result in zip(
@@ -203,9 +218,13 @@ class KernelBuilder:
             self._note_result_over(kernel, first, equation.outputs[0], equation.scope)
 
     def _copied(self, equation: Equation) -> dict[int, Buffer]:
-        """Copies of what an equation cannot read where it stands, by the id of its buffer.
+        """Adds copy kernels for operands that the equation cannot read where the operands stand.
 
-        These are slices of stacks, of what a fused kernel reads, and what stands in another order.
+        A fused kernel cannot read a slice of a stack. A batch of products, and a collective that
+        scatters the result of such a batch, cannot read an operand whose dims are in another order.
+
+        Returns:
+          The buffer of each copy, by the id of the buffer that was copied.
         """
         sources = self.table.sources_of(equation.operands)
         copies: dict[int, Buffer] = {}
@@ -233,10 +252,10 @@ class KernelBuilder:
         copies[id(buffer)] = copy
 
     def _note_in_place(self, equation: Equation, value: Value) -> None:
-        """Notes which operands a result may be written over.
+        """Notes which operands the result of an element-wise equation may be written over.
 
-        A result that is used with its dims transposed is laid out for that use, and its elements
-        stand where no operand's do.
+        A result that a later equation uses with its dims transposed is laid out for that use. The
+        order of its elements in memory then differs from the operands', so it overwrites none.
         """
         if value not in self._transposed:
             maker = self._makers[value]
@@ -259,7 +278,7 @@ class KernelBuilder:
     def _extend(
         self, draft: _Draft, equation: Equation, values: Iterable[Value], outputs: Iterable[Value]
     ) -> None:
-        """Lets a kernel compute `outputs` of an equation from `values`."""
+        """Adds an equation to a kernel, which now reads `values` and writes `outputs`."""
         kernel = draft.kernel
         for value in _by_number(self.table.sources_of(values)):
             if self._makers.get(value) is not draft:
@@ -272,36 +291,10 @@ class KernelBuilder:
         kernel.other_flops += sum(other_flops(e) for e in added)
         draft.equations |= added
 
-    def _traffic(self, draft: _Draft) -> int:
-        """The bytes that a kernel reads and writes; of a loop or a choice those of its blocks.
-
-        What it only reads a part of counts for that part, and what it updates in place for the
-        update.
-        """
-        kernel, wanted = draft.kernel, defaultdict(int)
-        if kernel.loop is not None or kernel.branches:
-            return 0
-        written = sum(b.bytes for b in kernel.writes)
-        for equation in draft.equations:
-            part = None
-            if equation.primitive in PARTIAL_READS:
-                part = sum(v.bytes for v in equation.outputs)
-            if equation.primitive in IN_PLACE:
-                # A scatter may add to what stands there, and has to read it.
-                overwrites = equation.primitive == "dynamic_update_slice"
-                update = equation.inputs[1 if overwrites else 2]
-                written = update.bytes if update else 0
-                part = 0 if overwrites else written
-            for i, value in enumerate(equation.inputs):
-                if value is not None and self.table.is_written(value):
-                    buffer = self.table.buffer(value, equation.scope)
-                    wanted[id(buffer)] += part if part is not None and i == 0 else buffer.bytes
-        return written + sum(min(b.bytes, wanted.get(id(b), b.bytes)) for b in kernel.reads)
-
     # -- loops and branches ------------------------------------------------------------------------
 
     def _add_with_blocks(self, equation: Equation) -> None:
-        """Begins the kernel of a loop or a `cond`, and makes those of its blocks."""
+        """Begins the kernel of a loop or a `cond`, and builds the kernels of its blocks."""
         draft, scope = self._begin(equation), equation.scope
         kernel = draft.kernel
         for value in equation.operands:
@@ -318,17 +311,18 @@ class KernelBuilder:
             )
             return
         kernel.loop = self._loop(equation)
-        # What a loop carries stays where the first turn finds it.
+        # Each turn of a loop may write a carried value over the value that the turn before carried.
         carried = equation.inputs[equation.body_start + equation.constants :]
         for first, result in zip(carried, equation.outputs[: equation.carried], strict=False):
             if first is not None:
                 self._note_result_over(kernel, first, result, scope)
 
     def _inside(self, block: Block, times: int, share: Fraction) -> list[Kernel]:
-        """The kernels of a block inside of this one."""
+        """The kernels of a block that is nested in this block."""
         return KernelBuilder(block, self.table, self.flops, times, share).kernels
 
     def _branch(self, block: Block, equation: Equation, share: Fraction) -> list[Kernel]:
+        """The kernels of one branch of a `cond`, which write the results of the `cond`."""
         self._give(block.inputs, equation.inputs[equation.body_start :], equation.scope)
         results = [self.table.buffer(v, equation.scope) for v in equation.outputs]
         copied = place_outputs(self.table, block, results, range(len(results)))
@@ -338,14 +332,19 @@ class KernelBuilder:
         return kernels
 
     def _standing(self, value: Value, scope: str) -> list[Buffer]:
-        """The buffers that a value is in or is computed from."""
+        """The buffer of a written value, or those that an unwritten value is computed from."""
         return [self.table.buffer(v, scope) for v in self.table.sources_of([value])]
 
     def _loop(self, equation: Equation) -> Loop:
+        """The loop of a `scan` or a `while`, with the kernels of its body and its condition.
+
+        The inputs of the body are constants, then carried values, then slices of the stacks that
+        the loop reads. The outputs are carried values, then slices of the stacks that it writes.
+        """
         block, scope = equation.blocks[0], equation.scope
         constants, carried = equation.constants, equation.carried
         stacked, reordered = constants + carried, self.table.reordered
-        # Nobody knows how often a `while` runs.
+        # The number of turns of a `while` is not known; it is taken to run once.
         length = equation.eqn.params["length"] if equation.primitive == "scan" else 1
         given = equation.inputs[equation.body_start :]
         self._give(block.inputs[:constants], given[:constants], scope)
@@ -356,7 +355,8 @@ class KernelBuilder:
             self.table.buffer(inner, scope, within)
             if stack is not None and original(stack) in reordered:
                 reordered.add(original(inner))
-            stacks |= set() if within is None else {id(within)}
+            if within is not None:
+                stacks.add(id(within))
         results = [self.table.buffer(v, scope) for v in equation.outputs]
         for result, value in zip(results, block.outputs, strict=True):
             result.scope = scope_in_body(block, value, constants, scope)
@@ -367,8 +367,8 @@ class KernelBuilder:
             if value is not None and original(value) in reordered:
                 reordered.add(original(result))
         for value, to in copied:
-            # Where a slice of a stack that the loop is given goes as it is to a stack that the loop
-            # makes, XLA takes the one for the other, and copies all of it in each turn.
+            # Where a slice of a stack that the loop reads goes unchanged into a stack that the loop
+            # writes, XLA takes both stacks for one, and copies the whole stack in each turn.
             reads = self._standing(value, scope)
             whole = any(id(buffer.within) in stacks for buffer in reads)
             kernels.append(copy_kernel(reads, to, scope, times=length if whole else 1))
@@ -381,7 +381,7 @@ class KernelBuilder:
         return Loop(length, kernels, carries)
 
     def _give(self, inner: list[Value], outer: list[Value | None], scope: str) -> None:
-        """Lets inputs of a block be the values outside that it is given as they are."""
+        """Lets inputs of a block share the memory of the values that are passed for them."""
         for value, given in zip(inner, outer, strict=True):
             if given is None:
                 self.table.buffer(value, scope)
@@ -390,10 +390,11 @@ class KernelBuilder:
 
 
 def _read(kernel: Kernel, buffer: Buffer) -> None:
+    """Adds a buffer to those that the kernel reads, unless it is among them."""
     if all(buffer is not b for b in kernel.reads):
         kernel.reads.append(buffer)
 
 
 def _by_number(values: Iterable[Value]) -> list[Value]:
-    """Values in the order in which they were made, so that kernels do not depend on hashes."""
+    """Values in the order of the program, so that the kernels do not depend on hashes."""
     return sorted(values, key=lambda v: v.number)

@@ -50,17 +50,14 @@ def tensor_html(
 
 def ledger_page(report: LedgerReport) -> str:
     """One HTML file that shows measured time beside the estimate, by op, rule and line."""
-    return _document("ledger", _ledger_data(report))
+    # The script takes the mesh in the order of its axes, which an object does not keep.
+    mesh = {"axes": None, "mesh": list(report.axes.items())}
+    return _document("ledger", report.to_dict() | mesh)
 
 
 def ledger_html(report: LedgerReport) -> str:
     """The same in a frame for a notebook."""
     return _frame(ledger_page(report))
-
-
-def _ledger_data(report: LedgerReport) -> dict[str, Any]:
-    """A ledger as the script takes it: the mesh in the order of its axes."""
-    return report.to_dict() | {"axes": None, "mesh": list(report.axes.items())}
 
 
 def _document(view: str, data: Mapping[str, Any]) -> str:

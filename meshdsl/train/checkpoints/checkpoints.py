@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 
 from meshdsl import hosts
 from meshdsl.errors import MeshDSLError, whole_number
-from meshdsl.later import imported
 from meshdsl.layout import Layout
 from meshdsl.train.checkpoints import folders, manifest, tree_leaves
 from meshdsl.train.checkpoints.digest import digests
@@ -22,9 +21,7 @@ from meshdsl.train.checkpoints.manifest import Manifest
 from meshdsl.train.checkpoints.newest import GoodCheckpoint, newest_complete, read_newest_good
 from meshdsl.train.checkpoints.places import as_before, as_wanted, on_devices
 from meshdsl.train.checkpoints.save_schedule import SaveSchedule
-
-if TYPE_CHECKING:
-    from meshdsl.train.checkpoints.writer import Writer
+from meshdsl.train.checkpoints.writer import Writer
 
 _WRITE_ERRORS = (OSError, ValueError, RuntimeError)  # that orbax and tensorstore raise
 
@@ -161,8 +158,7 @@ class Checkpoints:
         stored = {name: array for name, array in arrays.items() if array.size}
         if not stored:
             raise MeshDSLError("save: there is no array in the state; `data` holds what is none")
-        new_writer: Callable[[], Writer] = imported("meshdsl.train.checkpoints.writer", "Writer")
-        self._writer = self._writer or new_writer()
+        self._writer = self._writer or Writer()
         names = list(arrays)
         # Computed after the step that is running; read when all arrays are written.
         computed = digests(arrays)

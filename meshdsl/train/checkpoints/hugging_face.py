@@ -18,9 +18,9 @@ import numpy as np
 from meshdsl.errors import MeshDSLError
 from meshdsl.models.families import ADAPTERS
 from meshdsl.models.published import Place, places
-from meshdsl.train.checkpoints import manifest, safetensors_files
+from meshdsl.train.checkpoints import safetensors_files
 from meshdsl.train.checkpoints.manifest import Damaged
-from meshdsl.train.checkpoints.merged_arrays import MergedArrays
+from meshdsl.train.checkpoints.merged_arrays import to_export
 from meshdsl.train.checkpoints.named_parameters import PREFIX, parameters_of
 from meshdsl.train.checkpoints.quantized import QuantizedTensors
 from meshdsl.train.checkpoints.safetensors_files import Chunks, TensorFiles
@@ -294,21 +294,10 @@ def export_published(
       MeshDSLError: the checkpoint is damaged, their files have no place for a parameter, or `out`
         cannot be written.
     """
-    try:
-        content = manifest.read(folder / str(step))
-        manifest.check_files(folder / str(step), content)
+    with to_export(folder, step, out, average=average) as (content, arrays):
         if damage := verify(folder / str(step)):
             raise Damaged(damage)
-        leaves = parameters_of(content)
-        arrays = MergedArrays(folder / str(step), content, average=average)
-        return _write(arrays, leaves, out, style, dtype, limit)
-    except Damaged as damage:
-        raise MeshDSLError(
-            f"{folder}: the checkpoint of step {step} is damaged: {damage}; "
-            "choose another by --step"
-        ) from None
-    except OSError as error:
-        raise MeshDSLError(f"{out}: {error.strerror or error}") from None
+        return _write(arrays, parameters_of(content), out, style, dtype, limit)
 
 
 def _write(

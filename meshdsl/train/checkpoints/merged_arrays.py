@@ -7,15 +7,40 @@ are in memory at once, and of the weight what is asked for.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.checkpoints.manifest import Manifest
+from meshdsl.train.checkpoints import manifest
+from meshdsl.train.checkpoints.manifest import Damaged, Manifest
 from meshdsl.train.checkpoints.named_parameters import PREFIX, SCALE, A, B, adapters_of, averages_of
 from meshdsl.train.checkpoints.safetensors_files import numpy_dtype
 from meshdsl.train.checkpoints.saved_arrays import Index, SavedArrays
+
+
+@contextmanager
+def to_export(
+    folder: Path, step: int, out: Path, *, average: bool
+) -> Iterator[tuple[Manifest, MergedArrays]]:
+    """A context that reads a checkpoint and writes `out`: its manifest and its arrays.
+
+    Raises:
+      MeshDSLError: the checkpoint is damaged, or `out` cannot be written.
+    """
+    checkpoint = folder / str(step)
+    try:
+        content = manifest.read(checkpoint)
+        manifest.check_files(checkpoint, content)
+        yield content, MergedArrays(checkpoint, content, average=average)
+    except Damaged as damage:
+        raise MeshDSLError(
+            f"{folder}: the checkpoint of step {step} is damaged: {damage}; "
+            "choose another by --step"
+        ) from None
+    except OSError as error:
+        raise MeshDSLError(f"{out}: {error.strerror or error}") from None
 
 
 class MergedArrays(SavedArrays):
@@ -23,21 +48,21 @@ class MergedArrays(SavedArrays):
 
     Args:
       folder: of the checkpoint.
-      manifest: its own.
+      content: its manifest.
       average: take the averages over the steps of what is trained.
 
     Raises:
       MeshDSLError: the run keeps no average.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, *, average: bool = False):
-        super().__init__(folder, manifest["state"])
-        self._averages = averages_of(manifest) if average else {}
+    def __init__(self, folder: Path, content: Manifest, *, average: bool):
+        super().__init__(folder, content["state"])
+        self._averages = averages_of(content) if average else {}
         if average and not self._averages:
             raise MeshDSLError(
                 f"--average: {folder} has none; a run with optimizer.average keeps one"
             )
-        self._adapters = adapters_of(manifest)
+        self._adapters = adapters_of(content)
 
     def part(self, name: str, first: tuple[int, ...]) -> np.ndarray:
         found = super().part(self._averages.get(name, name), first)

@@ -15,8 +15,7 @@ from meshdsl.extras import extra
 from meshdsl.train.checkpoints import folders, manifest, safetensors_files
 from meshdsl.train.checkpoints.digest import chunk_digest
 from meshdsl.train.checkpoints.hugging_face import PublishedTensors
-from meshdsl.train.checkpoints.manifest import Damaged
-from meshdsl.train.checkpoints.merged_arrays import MergedArrays
+from meshdsl.train.checkpoints.merged_arrays import to_export
 from meshdsl.train.checkpoints.named_parameters import PREFIX, differences, matching, parameters_of
 from meshdsl.train.checkpoints.saved_arrays import chunk_indices, location
 from meshdsl.train.checkpoints.tree_leaves import Leaf
@@ -43,23 +42,12 @@ def export_parameters(
     Raises:
       MeshDSLError: the checkpoint is damaged, or `out` cannot be written.
     """
-    try:
-        content = manifest.read(folder / str(step))
-        manifest.check_files(folder / str(step), content)
+    with to_export(folder, step, out, average=average) as (content, arrays):
         leaves = parameters_of(content)
-        arrays = MergedArrays(folder / str(step), content, average=average)
         dims = {name: leaf["dims"] for name, leaf in leaves.items()}
         about = {"step": str(step), "config": config, "dims": json.dumps(dims)}
-        return safetensors_files.write(
-            out, leaves, lambda name: arrays.chunks(PREFIX + name), about, limit
-        )
-    except Damaged as damage:
-        raise MeshDSLError(
-            f"{folder}: the checkpoint of step {step} is damaged: {damage}; "
-            "choose another by --step"
-        ) from None
-    except OSError as error:
-        raise MeshDSLError(f"{out}: {error.strerror or error}") from None
+        chunks = lambda name: arrays.chunks(PREFIX + name)
+        return safetensors_files.write(out, leaves, chunks, about, limit)
 
 
 Tensors = safetensors_files.TensorFiles | PublishedTensors

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,12 @@ import jax
 from meshdsl.extras import extra
 from meshdsl.train.checkpoints.saved_arrays import CHUNK
 
-with extra("train"):
-    import orbax.checkpoint as ocp
-
-
-def _is_no_error_of_orbax(record: logging.LogRecord) -> bool:
-    return "orbax" not in record.pathname or record.levelno < logging.ERROR
-
-
-def _is_no_write_of_orbax(record: logging.LogRecord) -> bool:
-    return "/orbax/" not in record.getMessage()
-
-
 # Orbax logs an error with its stack in each of its threads, and asyncio logs those of writes that
 # orbax did not wait for, because another one failed before. `Writer.wait` raises the first.
-logging.getLogger("absl").addFilter(_is_no_error_of_orbax)
-logging.getLogger("asyncio").addFilter(_is_no_write_of_orbax)
+logging.getLogger("absl").addFilter(
+    lambda record: "orbax" not in record.pathname or record.levelno < logging.ERROR
+)
+logging.getLogger("asyncio").addFilter(lambda record: "/orbax/" not in record.getMessage())
 
 
 def _ignore_late_callbacks() -> None:
@@ -51,33 +40,32 @@ def _ignore_late_callbacks() -> None:
     sys.unraisablehook = report
 
 
-class _Handler(ocp.PyTreeCheckpointHandler):
-    """Writes arrays as orbax does; then calls `seal`, before the folder gets its final name."""
-
-    def __init__(self):
-        # Not compressed: the bits of parameters are almost random and hardly shrink.
-        super().__init__(use_ocdbt=True, use_zarr3=False, use_compression=False)
-        self.seal: Callable[[Path], None] = lambda folder: None
-
-    def finalize(self, directory: Any) -> None:
-        """Orbax calls this on process 0, in the background, when all processes have written."""
-        super().finalize(directory)
-        self.seal(Path(directory))
-
-
-@ocp.args.register_with_handler(_Handler, for_save=True, for_restore=True)
-@dataclass
-class _Arrays(ocp.args.PyTreeSave):
-    """Tells orbax that what is saved goes to `_Handler`."""
-
-
 class Writer:
     """Writes checkpoints, one at a time."""
 
     def __init__(self):
+        with extra("train"):
+            import orbax.checkpoint as ocp
+
         _ignore_late_callbacks()
-        self._handler = _Handler()
-        self._orbax = ocp.AsyncCheckpointer(self._handler)
+        self._ocp = ocp
+        # Not compressed: the bits of parameters are almost random and hardly shrink.
+        handler = ocp.PyTreeCheckpointHandler(
+            use_ocdbt=True, use_zarr3=False, use_compression=False
+        )
+        finalize = handler.finalize
+
+        def finalize_and_seal(directory: Any) -> None:
+            """Orbax calls this on process 0, in the background, when all processes have written.
+
+            The folder gets its final name afterwards.
+            """
+            finalize(directory)
+            self._seal(Path(directory))
+
+        handler.finalize = finalize_and_seal
+        self._seal: Callable[[Path], None] = lambda folder: None
+        self._orbax = ocp.AsyncCheckpointer(handler)
 
     def start(
         self, folder: Path, arrays: dict[str, jax.Array], seal: Callable[[Path], None]
@@ -89,9 +77,9 @@ class Writer:
           seal: called on process 0 when all arrays are written, with the folder in which they lie
             then. What it adds is part of the checkpoint.
         """
-        self._handler.seal = seal
-        how = {name: ocp.SaveArgs(chunk_byte_size=CHUNK) for name in arrays}
-        self._orbax.save(folder.absolute(), args=_Arrays(arrays, save_args=how))
+        self._seal = seal
+        how = {name: self._ocp.SaveArgs(chunk_byte_size=CHUNK) for name in arrays}
+        self._orbax.save(folder.absolute(), args=self._ocp.args.PyTreeSave(arrays, save_args=how))
 
     def wait(self) -> None:
         """Wait until the checkpoint that was begun is complete; raises what went wrong with it."""

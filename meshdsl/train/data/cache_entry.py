@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import system_errors_say
 from meshdsl.extras import extra
 from meshdsl.train.config import Config
 from meshdsl.train.data.files import File
@@ -69,18 +69,15 @@ def made_once(entry: Path, read: Callable[[], T | None], write: Callable[[Path],
     found = read()
     if found is not None:
         return found
-    try:
+    with system_errors_say(
+        f"data.cache: `{entry.parent}` cannot be written", "choose another folder"
+    ):
         entry.parent.mkdir(parents=True, exist_ok=True)
         with _locked(entry):
             found = read()  # another process may have made it meanwhile
             if found is None:
                 _make(entry, read, write)
                 found = read()
-    except OSError as error:
-        raise MeshDSLError(
-            f"data.cache: `{entry.parent}` cannot be written: {error.strerror or error}; "
-            "choose another folder"
-        ) from None
     assert found is not None, entry
     return found
 

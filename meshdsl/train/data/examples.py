@@ -58,10 +58,10 @@ def _fitted_rows(examples: PythonRows, fields: Fields) -> Numbered:
         for name, field in fields.items():
             if name not in example:
                 has = ", ".join(f"`{each}`" for each in example) or "nothing"
-                close = nearest(name, map(str, example))
+                close = nearest(name, map(str, example), far="")
                 raise MeshDSLError(
                     f"{examples.what}: example {number:,} has {has} and no field `{name}`, which "
-                    f"is in the model's batch{close if 'did you mean' in close else ''}"
+                    f"is in the model's batch{close}"
                 )
             what = f"{examples.what}: example {number:,}"
             row[name] = fitted(example[name], name, field, what)

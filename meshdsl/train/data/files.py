@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from meshdsl.errors import MeshDSLError, either
+from meshdsl.errors import MeshDSLError, either, system_errors_say
 from meshdsl.links import check_stays
 from meshdsl.train.config import Config, Source
 
@@ -160,7 +160,7 @@ def checked_sources(
         if source.paths and source.format not in ("auto", *formats):
             raise MeshDSLError(
                 f"{where}: the task `{task}` does not read the format {source.format}; it reads "
-                f"{either(list(formats)).replace(' or ', ' and ')}"
+                f"{either(formats, 'and')}"
             )
     return list(config.data.sources.items())
 
@@ -190,11 +190,6 @@ def errors_say(where: str) -> Iterator[None]:
         raise MeshDSLError(f"{where}: {text}") from error.__cause__
 
 
-@contextmanager
-def failures_say(path: Path) -> Iterator[None]:
-    """Make a MeshDSLError of what fails while a file is read."""
-    try:
-        yield
-    except OSError as error:
-        why = error.strerror or " ".join(str(error).split())
-        raise MeshDSLError(f"`{path}` cannot be read: {why}") from None
+def failures_say(path: Path) -> AbstractContextManager[None]:
+    """A context that makes a MeshDSLError of what fails while a file is read."""
+    return system_errors_say(f"`{path}` cannot be read")

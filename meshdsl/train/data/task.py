@@ -90,8 +90,7 @@ def known_fields(
     family, gives = type(config.model).__name__, ", ".join(f"`{name}`" for name in known)
     for name in fields:
         if name not in known:
-            close = nearest(name, known)
-            hint = close if "did you mean" in close else ""
+            hint = nearest(name, known, far="")
             raise MeshDSLError(
                 f"data.task={task}: the batch of the model {family} has a field `{name}`, and the "
                 f"task `{task}` gives {gives}{hint}; the task `examples` gives any field"

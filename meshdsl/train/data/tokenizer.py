@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import MeshDSLError, system_errors_say
 from meshdsl.extras import extra
 from meshdsl.train.config import Config
 from meshdsl.train.data.documents import documents
@@ -227,13 +227,10 @@ def _read(name: str) -> bytes:
     path = Path(name)
     if path.is_dir():
         path = path / "tokenizer.json"
-    try:
+    with system_errors_say(
+        f"data.tokenizer: `{path}`", "expected bytes, or a Hugging Face tokenizer.json"
+    ):
         return path.read_bytes()
-    except OSError as error:
-        raise MeshDSLError(
-            f"data.tokenizer: `{path}`: {error.strerror}; "
-            "expected bytes, or a Hugging Face tokenizer.json"
-        ) from None
 
 
 def train_bpe(files: Iterable[File], field: str, vocab: int) -> tokenizers.Tokenizer:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import system_errors_say
 from meshdsl.extras import extra
 from meshdsl.train.watch.curves import Curve, Panel
 
@@ -36,10 +36,8 @@ def save_picture(panels: Sequence[Panel], path: Path) -> None:
     runs = list(dict.fromkeys(curve.run for panel in panels for curve in panel.curves))
     for axes, panel in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
         _draw(axes, panel, runs)
-    try:
+    with system_errors_say(path):
         figure.savefig(path)
-    except OSError as error:
-        raise MeshDSLError(f"{path}: {error.strerror}") from None
 
 
 def _draw(axes: Any, panel: Panel, runs: list[str]) -> None:

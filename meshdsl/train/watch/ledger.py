@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.later import imported
 from meshdsl.machine import Target
 from meshdsl.machine.target import figures_at_hand
 from meshdsl.predict.explain import explain
 from meshdsl.predict.explanation import Explanation
 from meshdsl.predict.ledger.ledger import from_trace
+from meshdsl.predict.ledger.report import LedgerReport
 from meshdsl.predict.ledger.trace import check_profiler, start_trace
 from meshdsl.program.program import Program
 from meshdsl.train.config import Log
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _STEPS = 5  # that are measured, at most
 _LEAST = 2  # steps that a run needs: the first one warms up
 _ASKED = "--ledger"
+WriteLedger = Callable[[LedgerReport, Path], str]
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,13 @@ class Ledger:
       program: the record of the step.
       explanation: the estimate.
       text: gives that of the compiled step.
+      write: writes a report into a folder, and returns its text.
     """
 
     program: Program
     explanation: Explanation
     text: Callable[[], str | None]
+    write: WriteLedger
 
 
 def check_ledger(log: Log) -> None:
@@ -73,17 +76,20 @@ def figures_of(devices: list[Any], hardware: Path | None) -> Target | None:
     return target
 
 
-def ledger_of(title: str, program: Program, target: Target | None, step: Any) -> Ledger:
+def ledger_of(
+    title: str, program: Program, target: Target | None, write: WriteLedger, step: Any
+) -> Ledger:
     """What the ledger of a run is made of, beside what is measured.
 
     Args:
       title: what is measured, in words.
       program: the record of a step.
       target: of whose figures the estimate is made.
+      write: as in `Ledger`.
       step: compiled.
     """
     explanation = explain(program, title=title, target=target)
-    return Ledger(program, explanation, step.as_text)
+    return Ledger(program, explanation, step.as_text, write)
 
 
 def check_steps(done: int, steps: int) -> None:
@@ -152,8 +158,8 @@ class MeasuredSteps:
         one, folder = self._ledger, Path(self._trace.name)
         try:
             report = from_trace(_ASKED, folder, one.text(), one.program, one.explanation)
-            write = imported("meshdsl.tools.ledger", "write_ledger")
-            self._console.print(write(report, self._folder), markup=False, highlight=False)
+            text = one.write(report, self._folder)
+            self._console.print(text, markup=False, highlight=False)
             self._console.print(f"the ledger is in {self._folder}: ledger.txt, .json and .html")
         except (MeshDSLError, OSError, RuntimeError) as error:
             self._give_up(error)

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
+from meshdsl.tools.ledger import write_ledger
 from meshdsl.train.watch.ledger import Ledger, MeasuredSteps
 from meshdsl_cli import main
 from tests.predict.ledger.test_trace import TEXT
@@ -16,7 +17,7 @@ SETTINGS = [*SHORT, "--layout", "fsdp"]
 
 
 def test_without_a_trace_the_run_says_so_and_goes_on(tmp_path):
-    ledger = Ledger(cast(Any, None), cast(Any, None), lambda: TEXT)
+    ledger = Ledger(cast(Any, None), cast(Any, None), lambda: TEXT, write_ledger)
     said, waited = io.StringIO(), []
     console = Console(file=said, width=200)
     steps = MeasuredSteps(ledger, 3, 6, tmp_path, console, lambda: waited.append(0))
