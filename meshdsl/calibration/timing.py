@@ -101,7 +101,10 @@ class Timer:
         split = NamedSharding(mesh, PartitionSpec(tuple(mesh.axis_names)))
         whole = NamedSharding(mesh, PartitionSpec())
         self._number = partial(_everywhere, sharding=whole)
-        first, *rest = [_ones(mesh.size, shape, subject.dtype, split) for shape in subject.shapes]
+        first, *rest = [
+            _values(mesh.size, shape, subject.dtype, split, _mean(subject, number, shape))
+            for number, shape in enumerate(subject.shapes)
+        ]
         self._carried, self._rest = first, rest
         looped = jax.shard_map(
             partial(_repeat, subject.body),
@@ -164,10 +167,18 @@ def _mesh(subject: Subject, devices: Sequence[Any]) -> Mesh:
     return Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes))
 
 
-def _ones(count: int, shape: tuple[int, ...], dtype: Any, split: NamedSharding) -> jax.Array:
-    """An array of ones of that shape on each device."""
-    ones = np.ones((1, *shape), dtype)
-    return jax.make_array_from_callback((count, *shape), split, lambda at: ones)
+def _mean(subject: Subject, number: int, shape: tuple[int, ...]) -> float:
+    """The mean of the values of one of the arrays: what is carried stays as large as it is."""
+    return 1 / shape[0] if subject.kind == "product" and number else 1.0
+
+
+def _values(
+    count: int, shape: tuple[int, ...], dtype: Any, split: NamedSharding, mean: float
+) -> jax.Array:
+    """An array of that shape on each device, of random values: equal ones may take less time."""
+    drawn = np.random.default_rng(0).random((1, *shape), np.float32) + np.float32(0.5)
+    values = (mean * drawn).astype(dtype)
+    return jax.make_array_from_callback((count, *shape), split, lambda at: values)
 
 
 def _everywhere(number: int, sharding: NamedSharding) -> jax.Array:

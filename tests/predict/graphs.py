@@ -20,11 +20,12 @@ def kib(n: int) -> jax.ShapeDtypeStruct:
     return array(n, 256)
 
 
-def graph(function, *args, donated=(), mesh=None) -> Graph:
-    """The kernels of a JAX function that was not made by `lower`."""
+def graph(function, *args, donated=(), mesh=None, **how) -> Graph:
+    """The kernels of a JAX function that was not made by `lower`; `how` is of `kernel_graph`."""
     traced = jax.jit(function).trace(*args)
     sizes = dict(mesh.shape) if mesh else {"data": 1}
-    return kernel_graph(Program([], traced.jaxpr, layout(mesh=sizes), sizes, args, donated))
+    program = Program([], traced.jaxpr, layout(mesh=sizes), sizes, args, donated)
+    return kernel_graph(program, **how)
 
 
 def names(graph_or_kernels) -> list[str]:

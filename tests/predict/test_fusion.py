@@ -38,6 +38,15 @@ def test_a_cheap_operand_is_computed_by_the_product():
     assert names(made) == ["dot_general"] and made.kernels[0].reads == made.arguments
 
 
+def test_a_gpu_multiplies_in_kernels_that_do_nothing_else():
+    def function(x, w):
+        return jax.nn.relu((x * 2) @ w + 1)
+
+    made = graph(function, array(64, 64), array(64, 64), products_alone=True)
+    assert names(made) == ["mul", "dot_general", "add"]
+    assert [len(k.reads) + len(k.writes) for k in made.kernels] == [2, 3, 2]
+
+
 def test_softmax_reads_the_scores_three_times_and_writes_none_of_its_intermediates():
     def attend(q, k, v):
         return jax.nn.softmax((q @ k.T).astype(jnp.float32)).astype(jnp.bfloat16) @ v

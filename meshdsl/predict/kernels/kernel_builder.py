@@ -104,7 +104,8 @@ class KernelBuilder:
         equations = needed(updated_in_place(block.equations), block.outputs)
         equations = scalars_early(convert_stacks(equations))
         outside = lambda value: table.sources_of([value])
-        self._written = written_values(equations, block.outputs, outside)
+        fused = frozenset() if table.products_alone else PRODUCTS
+        self._written = written_values(equations, block.outputs, outside, REDUCTIONS | fused)
         self._transposed = {original(v) for e in equations for v in e.operands if v.transposed}
         self._drafts: list[_Draft] = []
         for equation in equations:
@@ -212,7 +213,7 @@ class KernelBuilder:
                 self.table.reordered.update(equation.outputs)
         self._extend(draft, equation, equation.operands, equation.outputs)
         kernel.reads = [copies.get(id(buffer), buffer) for buffer in kernel.reads]
-        if equation.primitive in PRODUCTS:
+        if equation.primitive in PRODUCTS and not self.table.products_alone:
             self._joinable.add(equation.outputs[0])
         if equation.primitive in IN_PLACE and (first := equation.inputs[0]) is not None:
             self._note_result_over(kernel, first, equation.outputs[0], equation.scope)

@@ -13,10 +13,14 @@ from meshdsl.predict.kernels.value_table import ValueTable
 from meshdsl.program.program import Program
 
 
-def kernel_graph(program: Program) -> Graph:
-    """The kernels that a compiler makes of one call of `program`, and the buffers between them."""
+def kernel_graph(program: Program, *, products_alone: bool = False) -> Graph:
+    """The kernels that a compiler makes of one call of `program`, and the buffers between them.
+
+    Args:
+      products_alone: whether a product is a kernel of its own, without element-wise code.
+    """
     block = flatten(program)
-    table = ValueTable(program.axis_sizes)
+    table = ValueTable(program.axis_sizes, products_alone=products_alone)
     arguments = [table.buffer(value, "") for value in block.inputs]
     for buffer, value in zip(arguments, block.inputs, strict=True):
         buffer.name = value.name

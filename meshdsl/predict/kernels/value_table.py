@@ -32,11 +32,13 @@ class ValueTable:
 
     Attributes:
       axis_sizes: the mesh.
+      products_alone: whether a product is a kernel of its own, as a GPU's library has it. A TPU's
+        compiler lets element-wise code before and behind it join its kernel.
       reordered: values that a collective has left in another order, see `reordered`.
     """
 
-    def __init__(self, axis_sizes: Mapping[str, int]):
-        self.axis_sizes = axis_sizes
+    def __init__(self, axis_sizes: Mapping[str, int], *, products_alone: bool):
+        self.axis_sizes, self.products_alone = axis_sizes, products_alone
         self.reordered: set[Value] = set()
         self._buffers: dict[Value, Buffer] = {}
         self._computed: dict[Value, Computed] = {}

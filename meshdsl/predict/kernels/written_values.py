@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from meshdsl.predict.kernels.equations import Equation, Value, original
-from meshdsl.predict.kernels.primitives import COSTLY, ELEMENTWISE, PRODUCTS, REDUCTIONS
+from meshdsl.predict.kernels.primitives import COSTLY, ELEMENTWISE
 
 SMALL = 4096  # bytes that scalars and the like have at most
 _KERNELS = 2  # what is not costly is computed in up to so many kernels rather than written
@@ -16,12 +16,15 @@ Sources = Callable[[Value], frozenset[Value]]
 
 
 def written_values(
-    equations: list[Equation], outputs: Iterable[Value | None], sources: Sources
+    equations: list[Equation],
+    outputs: Iterable[Value | None],
+    sources: Sources,
+    fused: Collection[str],
 ) -> set[Value]:
     """The values of a block that are written to memory.
 
     These are the block's results, all that something other than element-wise code makes, and what
-    something other than element-wise code, products and reductions needs. Element-wise values that
+    something other than element-wise code and `fused` primitives needs. Element-wise values that
     several kernels need are among them if computing them again would read more than reading them,
     and is costly or happens often, or if writing them moves fewer bytes in all.
 
@@ -30,6 +33,8 @@ def written_values(
       outputs: of the block.
       sources: for a value from outside of the block, the written ones that it is computed from;
         itself if it is written.
+      fused: the primitives whose kernels compute operands that are element-wise: reductions, and
+        products where those are no kernels of their own.
     """
     users: dict[Value, list[Equation]] = defaultdict(list)
     for equation in equations:
@@ -37,7 +42,7 @@ def written_values(
             users[value].append(equation)
     origins, costly = _origins(equations, sources)
     found = {original(v) for v in outputs if v is not None}
-    # For an element-wise value, the kernels that would compute it: products and reductions, or the
+    # For an element-wise value, the kernels that would compute it: fused primitives, or the
     # written values that further element-wise code makes of it.
     kernels: dict[Value, set[Value | Equation]] = {}
     for equation in reversed(equations):
@@ -50,11 +55,7 @@ def written_values(
                 if user.primitive in ELEMENTWISE:
                     for result in user.outputs:
                         into |= {result} if result in found else kernels[result]
-                elif (
-                    user.primitive in REDUCTIONS
-                    or user.primitive in PRODUCTS
-                    or _is_update(value, user)
-                ):
+                elif user.primitive in fused or _is_update(value, user):
                     into.add(user)
                 elif not _is_computed_inside(value, user, origins[value]):
                     found.add(value)
