@@ -73,31 +73,40 @@ class Kernel(NamedTuple):
     said: str
 
 
-class Placed(NamedTuple):
-    """A kernel with its instruction, and the call of the program, counted from 0."""
+class Execution(NamedTuple):
+    """One execution of an instruction, by one kernel or several.
 
-    kernel: Kernel
+    Attributes:
+      call: the number of the call of the program, from 0.
+    """
+
+    start: float
+    end: float
     call: int
     instruction: str
 
 
-def placed(kernels: Iterable[Kernel], module: Module) -> list[Placed]:
-    """The kernels of one GPU that instructions of `module` ran. Others are left out."""
+def executions(kernels: Iterable[Kernel], module: Module) -> list[Execution]:
+    """What the instructions of `module` ran on one GPU.
+
+    Args:
+      kernels: of this GPU and this program. Those that are no instruction's are left out.
+    """
     schedule, streams = Schedule(module), defaultdict(list)
     for kernel in sorted(kernels):
         streams[kernel.stream].append(kernel)
     names = {kernel.name for each in streams.values() for kernel in each}
-    found: list[Placed] = []
+    found: list[Execution] = []
     starts: list[float] = []  # of the calls, by the busiest stream
     for each in sorted(streams.values(), key=len, reverse=True):
-        beside = bool(found)
-        ways = _Ways(schedule, _Fits(schedule, module, names, beside), each)
-        for kernel, call, step in ways.best():
+        beside = bool(starts)
+        way = _Ways(schedule, _Fits(schedule, module, names, beside), each).best()
+        for first, last, call, step in way:
             if not beside and call == len(starts):
-                starts.append(kernel.start)
-            number = bisect_right(starts, kernel.start) - 1 if beside else call
-            if number >= 0:
-                found.append(Placed(kernel, number, schedule.steps[step].name))
+                starts.append(first.start)
+            number = max(bisect_right(starts, first.start) - 1, 0) if beside else call
+            name = schedule.steps[step].name
+            found.append(Execution(first.start, last.end, number, name))
     return found
 
 
@@ -237,72 +246,93 @@ class _Ways:
         asked = {(kernel.name, kernel.said) for kernel in kernels}
         used = {n for one in asked for n, misfit in fits.of(*one).items() if not misfit}
         self._before = [0, *accumulate(n in used for n in range(len(schedule.steps)))]
-        self.skipped = cache(self._skipped)
+        self._next = cache(self._steps_after)
+
+    def best(self) -> Iterator[tuple[Kernel, Kernel, int, int]]:
+        """The way that costs least: for each execution its first and its last kernel, the number
+        of the call, and the step."""
+        ways = {-1: _Way(0.0, None)}
+        for kernel in self._kernels:
+            following: dict[int, _Way] = {}
+            for at, way in ways.items():
+                for to, one in self._onward(at, way, kernel):
+                    if to not in following or one.cost < following[to].cost:
+                        following[to] = one
+            most = min(way.cost for way in following.values()) + _FAR
+            ways = {at: way for at, way in following.items() if way.cost < most}
+        found, place = [], min(ways.values(), key=lambda way: way.cost).trail
+        while place is not None:
+            last = place
+            while place.stays and place.before is not None:
+                place = place.before
+            found.append((place.kernel, last.kernel, place.call, place.step))
+            place = place.before
+        return reversed(found)
+
+    def _onward(self, at: int, way: _Way, kernel: Kernel) -> Iterator[tuple[int, _Way]]:
+        """The steps that a kernel may have run for after the step `at`, and the ways there."""
+        cost, before, least = *way, _ODD
+        for to, misfit, more, again in self._next(at, kernel.name, kernel.said):
+            stays = False
+            if before and at == to and (kernel.name != before.kernel.name or to in self._fits.calls):
+                once_more = self._once_more(before.kernel.name, kernel.name)
+                if once_more <= more:
+                    more, stays = once_more, True
+            call = before.call + (again and not stays) if before else 0
+            least = min(least, misfit + more)
+            yield to, _Way(cost + misfit + more, _Place(kernel, call, to, stays, before))
+        if least:  # else it fits so well that it belongs here
+            yield at, _Way(cost + _ODD, before)
+
+    def _once_more(self, last: str, name: str) -> float:
+        """What it costs that a kernel belongs to the same execution as the last one."""
+        return 0.0 if last.lower().startswith(_BEFORE) and last != name else _AGAIN
+
+    def _steps_after(self, at: int, name: str, said: str) -> list[tuple[int, float, float, bool]]:
+        """The steps that a kernel may have run for after the step `at`: how little it fits, what
+        the way there costs, and whether that leads to the next call."""
+        found = []
+        for to, misfit in self._fits.of(name, said).items():
+            skipped, again = self._skipped(at, to)
+            found.append((to, misfit, min(skipped, _FAR), again))
+        return found
 
     def _skipped(self, at: int, to: int) -> tuple[int, bool]:
         """How many steps are skipped on the way from one step to another, and whether it leads
         to the next call."""
         before = self._before
-        ways = []
+        if at < 0:
+            return before[to], False
         if to > at:
-            forward = before[to] - before[at + 1]
+            skipped = before[to] - before[at + 1]
             for start, body, end in self._loops:
                 if start <= at < body and end <= to:
-                    forward -= before[end] - before[body]  # a loop may end after its condition
-            ways.append((forward, False))
-        for n, (start, _, end) in enumerate(self._loops):
-            if start <= at < end and start <= to < end and to <= at:
-                around = before[end] - before[at + 1] + before[to] - before[start]
-                ways.append((around, n == len(self._loops) - 1))
-                break
-        return min(ways)
-
-    def best(self) -> Iterator[tuple[Kernel, int, int]]:
-        """Each kernel with the number of the call and its step, on the way that costs least.
-
-        Kernels that are no instruction's are left out.
-        """
-        ways = {-1: _Way(0.0, 0, None, None)}
-        for kernel in self._kernels:
-            following: dict[int, _Way] = {}
-            for at, way in ways.items():
-                odd = [(at, way._replace(cost=way.cost + _ODD))]
-                for to, one in (*self._onward(at, way, kernel), *odd):
-                    if to not in following or one.cost < following[to].cost:
-                        following[to] = one
-            most = min(way.cost for way in following.values()) + _FAR
-            ways = {at: way for at, way in following.items() if way.cost <= most}
-        trail = min(ways.values(), key=lambda way: way.cost).trail
-        found = []
-        while trail is not None:
-            found.append(trail[:3])
-            trail = trail[3]
-        return reversed(found)
-
-    def _onward(self, at: int, way: _Way, kernel: Kernel) -> Iterator[tuple[int, _Way]]:
-        """The steps that a kernel may have run for after the step `at`, and the ways there."""
-        for to, misfit in self._fits.of(kernel.name, kernel.said).items():
-            skipped, again = self.skipped(at, to) if at >= 0 else (self._before[to], False)
-            cost = min(skipped, _FAR)
-            if at == to and way.last and (kernel.name != way.last.name or to in self._fits.calls):
-                stays = 0.0 if way.last.name.lower().startswith(_BEFORE) else _AGAIN
-                if stays <= cost:
-                    cost, again = stays, False
-            call = way.call + again
-            trail = (kernel, call, to, way.trail)
-            yield to, _Way(way.cost + misfit + cost, call, kernel, trail)
+                    skipped -= before[end] - before[body]  # a loop may end after its condition
+            return skipped, False
+        n, (start, _, end) = next(
+            (n, loop) for n, loop in enumerate(self._loops) if loop[0] <= to and at < loop[2]
+        )
+        skipped = before[end] - before[at + 1] + before[to] - before[start]
+        return skipped, n == len(self._loops) - 1
 
 
 class _Way(NamedTuple):
-    """A way along a schedule that ends at some step.
-
-    Attributes:
-      call: the number of the call that it ends in.
-      last: the last kernel that has a step.
-      trail: the kernels with their calls and steps, as a chain, the last first.
-    """
+    """A way along a schedule, which ends at a place."""
 
     cost: float
+    trail: _Place | None
+
+
+class _Place(NamedTuple):
+    """A kernel on a way.
+
+    Attributes:
+      stays: whether it belongs to the same execution as the kernel before it.
+      before: the place of that kernel, from which the way leads here.
+    """
+
+    kernel: Kernel
     call: int
-    last: Kernel | None
-    trail: tuple | None
+    step: int
+    stays: bool
+    before: _Place | None

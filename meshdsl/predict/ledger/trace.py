@@ -29,7 +29,7 @@ import jax
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.predict.compiler.hlo_text import Module
-from meshdsl.predict.ledger.gpu_kernels import Kernel, placed
+from meshdsl.predict.ledger.gpu_kernels import Kernel, executions
 
 _DEVICE = re.compile(r"/device:(\w+:\d+)")
 _INSTRUCTION = re.compile(r"%?([\w.\-]+)(?: = |$)")
@@ -174,9 +174,9 @@ def _of_gpu(plane: Any, module: Module) -> Iterator[_Found]:
                 end = event.start_ns + event.duration_ns
                 said = str(stats.get("hlo_op", ""))
                 kernels.append(Kernel(event.start_ns, end, line.name, event.name, said))
-    for kernel, call, instruction in placed(kernels, module):
+    for start, end, call, instruction in executions(kernels, module):
         assert device is not None
-        yield _Found(device[1], call, Event(kernel.start, kernel.end, instruction))
+        yield _Found(device[1], call, Event(start, end, instruction))
 
 
 def _by_call(found: list[_Found], module: Module) -> dict[int, list[Event]]:
