@@ -17,28 +17,32 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import accumulate
 from typing import NamedTuple
 
 from meshdsl.predict.compiler.collectives import operation_of
 from meshdsl.predict.compiler.hlo_text import Instruction, Module
+from meshdsl.predict.compiler.parts import collective_inside
 
-# Instructions that run nothing.
-_NOTHING = frozenset(
-    ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id")
-)
-# The words in a kernel's name that tell its library, and in `custom_call_target` of the calls of it.
-# The first that fits counts.
+# Instructions that run no kernel.
+_NOTHING = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all")
+_ENDS = ("-done", "-update")  # of what another instruction started
+# Of fusions that run beside others the text hides the name, and so that of their kernel.
+_HIDDEN = ("fusion-start", "async-start", "call-start")
+_COPIES = ("copy", "copy-start")
+# Words in the names of a library's kernels, and the word in the `custom_call_target` of its calls.
+# The first that fits counts: `cudnn` runs kernels of `gemm` too.
 _LIBRARIES = (
     (re.compile(r"cudnn|sdpa|fmha|fprop|dgrad|wgrad"), "cudnn"),
     (re.compile(r"cublas|cutlass|nvjet|gemm|gemv|splitK"), "cublas"),
     (re.compile(r"\bcub::"), "cub_"),
     (re.compile(r"cusolver"), "cusolver"),
-    (re.compile(r"cufft|fft"), "fft"),
+    (re.compile(r"fft"), "fft"),
 )
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 # How NCCL's kernels call the collectives: `ncclDevKernel_AllGather_RING_LL`.
 _COLLECTIVES = {
     "allreduce": ("all-reduce",),
@@ -46,15 +50,14 @@ _COLLECTIVES = {
     "reducescatter": ("reduce-scatter",),
     "sendrecv": ("collective-permute", "all-to-all"),
 }
-_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+# How the names begin of what prepares for the kernels of a call.
+_PREPARES = ("memset", "memcpy")
 
-# What a way along the schedule costs beside the instructions that it skips.
-_AGAIN = 0.5  # one more kernel of the same call of a library
+# What a way along the schedule costs, beside 1 for each instruction that it skips.
+_AGAIN = 0.5  # one more kernel of the same execution
 _UNLIKELY = 1.0  # a kernel of a call of another library
 _ODD = 3.0  # a kernel that is no instruction's
-_FAR = 10.0  # the most that skipped instructions cost, and how much worse a way may be
-
-_BEFORE = ("memset", "memcpy")  # begins the name of what prepares for the kernels of a call
+_FAR = 10.0  # the most that skipped instructions cost, and how much worse than the best a way is
 
 
 class Kernel(NamedTuple):
@@ -95,19 +98,33 @@ def executions(kernels: Iterable[Kernel], module: Module) -> list[Execution]:
     schedule, streams = Schedule(module), defaultdict(list)
     for kernel in sorted(kernels):
         streams[kernel.stream].append(kernel)
-    names = {kernel.name for each in streams.values() for kernel in each}
+    names = {stream: {kernel.name for kernel in each} for stream, each in streams.items()}
+    all_names = set().union(*names.values())
     found: list[Execution] = []
-    starts: list[float] = []  # of the calls, by the busiest stream
-    for each in sorted(streams.values(), key=len, reverse=True):
-        beside = bool(starts)
-        way = _Ways(schedule, _Fits(schedule, module, names, beside), each).best()
-        for first, last, call, step in way:
-            if not beside and call == len(starts):
-                starts.append(first.start)
-            number = max(bisect_right(starts, first.start) - 1, 0) if beside else call
+    spans: list[tuple[float, float]] = []  # of the calls, on the main stream
+    for stream in sorted(streams, key=lambda stream: len(names[stream]), reverse=True):
+        beside = bool(spans)
+        fits = _Fits(schedule, module, all_names, beside)
+        for first, last, call, step in _Ways(schedule, fits, streams[stream]).best():
+            if beside:
+                call = _call_of(spans, first.start, 2 * step < len(schedule.steps))
+            else:
+                spans[call:] = [(spans[call][0] if call < len(spans) else first.start, last.end)]
             name = schedule.steps[step].name
-            found.append(Execution(first.start, last.end, number, name))
+            found.append(Execution(first.start, last.end, call, name))
     return found
+
+
+def _call_of(spans: Sequence[tuple[float, float]], start: float, early: bool) -> int:
+    """The call that something beside the main stream belongs to.
+
+    Args:
+      spans: when the main stream begins and ends each call.
+      early: whether it stands in the first half of the program, which decides between two calls.
+    """
+    begun = bisect_right(spans, (start, start))
+    between = not begun or start >= spans[begun - 1][1]
+    return min(max(begun - (not (between and early)), 0), len(spans) - 1)
 
 
 class Schedule:
@@ -129,14 +146,14 @@ class Schedule:
     def _add(self, computation: str) -> None:
         module = self._module
         for i in module.computations[computation]:
-            if i.opcode in _NOTHING or i.opcode.endswith(("-done", "-update")):
+            if i.opcode in _NOTHING or i.opcode.endswith(_ENDS):
                 continue
             start = len(self.steps)
             condition = i.attribute("condition")
             if condition and "known_trip_count" not in i.attributes:  # else it is not run
                 self._add(condition)
             self.steps.append(i)
-            if i.opcode == "while" and (body := i.attribute("body")):
+            if body := i.attribute("body"):
                 body_start = len(self.steps)
                 self._add(body)
                 self.loops.append((start, body_start, len(self.steps)))
@@ -151,6 +168,9 @@ class _Fits:
     Args:
       names: of all kernels that ran.
       beside: whether it is about a stream beside the main one, which runs what is asynchronous.
+
+    Attributes:
+      calls: the steps that may run several kernels of one name.
     """
 
     def __init__(self, schedule: Schedule, module: Module, names: set[str], beside: bool):
@@ -158,8 +178,8 @@ class _Fits:
         self.steps = schedule.steps
         self._at: dict[str, list[int]] = defaultdict(list)
         self._named: dict[str, list[int]] = defaultdict(list)
-        self._alike: dict[tuple, list[int]] = defaultdict(list)  # without a kernel of their name
-        own = set()
+        self._nameless: dict[tuple, list[int]] = defaultdict(list)  # by their code
+        codes = set()  # of what has a kernel of its name
         for n, i in enumerate(self.steps):
             self._at[i.name].append(n)
             if i.opcode == "fusion":
@@ -167,21 +187,14 @@ class _Fits:
                 for kernel in kernels:
                     self._named[kernel].append(n)
                 if kernels:
-                    own.add(self._code(i))
+                    codes.add(self._code(i))
                 else:
-                    self._alike[self._code(i)].append(n)
-        self._quiet = {n for code, each in self._alike.items() if code not in own for n in each}
-        self.calls = {n for n, i in enumerate(self.steps) if i.opcode != "fusion"} | self._quiet
+                    self._nameless[self._code(i)].append(n)
+        quiet = (each for code, each in self._nameless.items() if code not in codes)
+        self._unknown = dict.fromkeys((n for each in quiet for n in each), 0.0)
+        self._unknown |= self._where(lambda i: i.opcode in _HIDDEN)
+        self.calls = self._unknown.keys() | self._where(lambda i: i.opcode != "fusion").keys()
         self.of = cache(self._of)
-
-    def _inside(self, i: Instruction) -> list[Instruction]:
-        if i.opcode not in ("fusion", "fusion-start"):
-            return []
-        called = self._module.read(i, partial(self._module.called, i), [])
-        return [one for name in called for one in self._module.computations[name]]
-
-    def _code(self, i: Instruction) -> tuple:
-        return (i.type, *((one.opcode, one.type) for one in self._inside(i)))
 
     def _of(self, name: str, said: str) -> Mapping[int, float]:
         """The steps that a kernel may have run for, each with how little it fits: 0 is well.
@@ -192,50 +205,60 @@ class _Fits:
         if said in self._at:
             return dict.fromkeys(self._at[said], 0.0)
         if name in self._named:
-            steps = self._named[name]
-            alike = [n for one in steps for n in self._alike[self._code(self.steps[one])]]
-            return dict.fromkeys((*steps, *alike), 0.0)
+            named = self._named[name]
+            alike = [n for one in named for n in self._nameless[self._code(self.steps[one])]]
+            return dict.fromkeys((*named, *alike), 0.0)
         lower = name.lower()
-        if "nccl" in lower or any(word in lower for word in _COLLECTIVES):
-            kinds = [k for word, each in _COLLECTIVES.items() if word in lower for k in each]
-            return self._where(lambda i: operation_of(i) in kinds if kinds else operation_of(i))
+        kinds = [kind for word, each in _COLLECTIVES.items() if word in lower for kind in each]
+        if kinds or "nccl" in lower:
+            return self._where(lambda i: (kind := self._collective(i)) and kind in (kinds or kind))
         if lower.startswith("memset"):
-            return self._where(lambda i: i.opcode == "custom-call") | self._copies(fills=True)
-        if lower.startswith("memcpy"):
-            calls = self._where(lambda i: i.opcode == "custom-call", _UNLIKELY)
-            return calls | self._copies()
-        return self._of_library(name)
+            return self._where(lambda i: i.opcode == "custom-call") | self._unknown
+        return self._of_copy() if lower.startswith("memcpy") else self._of_library(name)
 
-    def _where(self, wanted, misfit: float = 0.0) -> dict[int, float]:
-        return {n: misfit for n, i in enumerate(self.steps) if wanted(i)}
-
-    def _copies(self, fills: bool = False) -> dict[int, float]:
-        """The steps that are copies, or fusions so simple that they are run as a copy."""
-        found = dict.fromkeys(self._quiet, 0.0)
-        if not fills:
-            found |= self._where(lambda i: i.opcode in ("copy", "copy-start", "fusion-start"))
-            sorts = lambda i: any(one.opcode == "sort" for one in self._inside(i))
-            found |= self._where(sorts)
-        if self._beside:
-            found = {n: 0.0 for n in found if self.steps[n].opcode.endswith("-start")} or found
-        return found
+    def _of_copy(self) -> dict[int, float]:
+        """The steps that copy, or are so simple that they are run as a copy."""
+        if self._beside and (begun := self._where(lambda i: i.opcode in (*_HIDDEN, "copy-start"))):
+            return begun
+        calls = self._where(lambda i: i.opcode == "custom-call", _UNLIKELY)
+        sorts = self._where(lambda i: any(one.opcode == "sort" for one in self._inside(i)))
+        return calls | sorts | self._where(lambda i: i.opcode in _COPIES) | self._unknown
 
     def _of_library(self, name: str) -> dict[int, float]:
-        calls = [n for n, i in enumerate(self.steps) if _TARGET.search(i.attributes)]
-        calls += [n for n in self._quiet if n not in calls]
-        text = {n: self.steps[n].attributes for n in calls}
-        if written := [n for n in calls if name in text[n]]:
-            return dict.fromkeys(written, 0.0)
+        """The steps that call a library, and those of which it is not known what they run."""
+        targets = {n: target for n, i in enumerate(self.steps) if (target := self._target(i))}
+        if written := [n for n in targets if name in self.steps[n].attributes]:
+            return dict.fromkeys(written, 0.0)  # a kernel of the user's
         library = next((word for pattern, word in _LIBRARIES if pattern.search(name)), None)
-        targets = {
-            n: " ".join(
-                found[1].lower()
-                for one in (self.steps[n], *self._inside(self.steps[n]))
-                if (found := _TARGET.search(one.attributes))
-            )
-            for n in calls
-        }
-        return {n: 0.0 if library and library in targets[n] else _UNLIKELY for n in calls}
+        fitting = [n for n, target in targets.items() if library and library in target.lower()]
+        return dict.fromkeys((*targets, *self._unknown), _UNLIKELY) | dict.fromkeys(fitting, 0.0)
+
+    def _where(
+        self, wanted: Callable[[Instruction], object], misfit: float = 0.0
+    ) -> dict[int, float]:
+        return {n: misfit for n, i in enumerate(self.steps) if wanted(i)}
+
+    def _inside(self, i: Instruction) -> list[Instruction]:
+        """What a fusion is made of."""
+        if i.opcode not in ("fusion", *_HIDDEN):
+            return []
+        called = self._module.read(i, partial(self._module.called, i), [])
+        return [one for name in called for one in self._module.computations[name]]
+
+    def _code(self, i: Instruction) -> tuple:
+        """What is the same for fusions that one kernel serves."""
+        return (i.type, *((one.opcode, one.type) for one in self._inside(i)))
+
+    def _target(self, i: Instruction) -> str:
+        """The libraries' functions that an instruction calls, itself or inside of a fusion."""
+        found = (_TARGET.search(one.attributes) for one in (i, *self._inside(i)))
+        return " ".join(one[1] for one in found if one)
+
+    def _collective(self, i: Instruction) -> str | None:
+        """The collective that an instruction is or starts, by HLO's name."""
+        within = partial(collective_inside, self._module, i.computation, i)
+        _, found = self._module.read(i, within, ("", None))
+        return found and operation_of(found)
 
 
 class _Ways:
@@ -273,20 +296,21 @@ class _Ways:
         """The steps that a kernel may have run for after the step `at`, and the ways there."""
         cost, before, least = *way, _ODD
         for to, misfit, more, again in self._next(at, kernel.name, kernel.said):
-            stays = False
-            if before and at == to and (kernel.name != before.kernel.name or to in self._fits.calls):
-                once_more = self._once_more(before.kernel.name, kernel.name)
-                if once_more <= more:
-                    more, stays = once_more, True
+            stays = before is not None and at == to and self._may_stay(to, before.kernel, kernel)
+            if stays and before is not None:
+                prepared = before.kernel.name.lower().startswith(_PREPARES)
+                once_more = 0.0 if prepared and before.kernel.name != kernel.name else _AGAIN
+                stays = once_more <= more
+                more = min(once_more, more)
             call = before.call + (again and not stays) if before else 0
             least = min(least, misfit + more)
             yield to, _Way(cost + misfit + more, _Place(kernel, call, to, stays, before))
-        if least:  # else it fits so well that it belongs here
+        if least:  # a kernel that fits perfectly is not odd
             yield at, _Way(cost + _ODD, before)
 
-    def _once_more(self, last: str, name: str) -> float:
-        """What it costs that a kernel belongs to the same execution as the last one."""
-        return 0.0 if last.lower().startswith(_BEFORE) and last != name else _AGAIN
+    def _may_stay(self, step: int, last: Kernel, kernel: Kernel) -> bool:
+        """Whether a kernel may belong to the same execution as the last one."""
+        return kernel.name != last.name or step in self._fits.calls
 
     def _steps_after(self, at: int, name: str, said: str) -> list[tuple[int, float, float, bool]]:
         """The steps that a kernel may have run for after the step `at`: how little it fits, what
