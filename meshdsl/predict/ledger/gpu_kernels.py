@@ -294,7 +294,7 @@ class _Ways:
 
     def _onward(self, at: int, way: _Way, kernel: Kernel) -> Iterator[tuple[int, _Way]]:
         """The steps that a kernel may have run for after the step `at`, and the ways there."""
-        cost, before, least = *way, _ODD
+        (cost, before), least = way, _ODD
         for to, misfit, more, again in self._next(at, kernel.name, kernel.said):
             stays = before is not None and at == to and self._may_stay(to, before.kernel, kernel)
             if stays and before is not None:
