@@ -109,7 +109,8 @@ def executions(kernels: Iterable[Kernel], module: Module) -> list[Execution]:
             if beside:
                 call = _call_of(spans, first.start, 2 * step < len(schedule.steps))
             else:
-                spans[call:] = [(spans[call][0] if call < len(spans) else first.start, last.end)]
+                begins = spans[call][0] if call < len(spans) else first.start
+                spans[call:] = [(begins, last.end)]
             name = schedule.steps[step].name
             found.append(Execution(first.start, last.end, call, name))
     return found

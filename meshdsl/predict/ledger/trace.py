@@ -165,8 +165,7 @@ def _of_plane(plane: Any, module: Module) -> Iterator[_Found]:
 
 def _of_gpu(plane: Any, module: Module) -> Iterator[_Found]:
     """The events of the plane of a GPU that are kernels of `module`, with their instructions."""
-    device = _DEVICE.match(plane.name)
-    kernels = []
+    device, kernels = plane.name.removeprefix("/device:"), []
     for line in plane.lines:
         for event in line.events if line.name.startswith("Stream") else ():
             stats = {key: value for key, value in event.stats if key in ("hlo_op", "hlo_module")}
@@ -175,8 +174,7 @@ def _of_gpu(plane: Any, module: Module) -> Iterator[_Found]:
                 said = str(stats.get("hlo_op", ""))
                 kernels.append(Kernel(event.start_ns, end, line.name, event.name, said))
     for start, end, call, instruction in executions(kernels, module):
-        assert device is not None
-        yield _Found(device[1], call, Event(start, end, instruction))
+        yield _Found(device, call, Event(start, end, instruction))
 
 
 def _by_call(found: list[_Found], module: Module) -> dict[int, list[Event]]:
