@@ -146,9 +146,10 @@ def _ops(
         )
     # What an optimizer computes for each element is no recorded op: it runs outside of the lowered
     # function, or on arrays that optax takes out of Tensors.
-    phase = "optimizer" if "optimizer" in flops[""] else "forward"
-    if (work := flops[""].get(phase)) and (phase == "optimizer" or _updates(program)):
-        took = {"optimizer": seconds[""][phase]} if phase in seconds[""] else {}
+    phases = ("optimizer", "forward") if _updates(program) else ("optimizer",)
+    if work := sum(flops[""].get(phase, 0) for phase in phases):
+        times = [seconds[""][phase] for phase in phases if phase in seconds[""]]
+        took = {"optimizer": sum(times)} if times else {}
         found.append(_outside("optimizer", flops={"optimizer": work}, seconds=took))
     if moves[""]:  # asked for by JAX code of the user's own, in `md.local` say
         found.append(_outside("not recorded", moves=_together(moves[""])))

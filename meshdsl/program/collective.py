@@ -12,6 +12,9 @@ from collections.abc import Iterable, Mapping
 
 _GRADIENT = re.compile(r"(^|/)gradient/")
 _OPTIMIZER = re.compile(r"(^|/)optimizer/")
+# What stands around the code of a lowered function. On one device there is no `shard_map`, but the
+# function that `lower` gives to `jax.jit`.
+_LOWERED = re.compile(r"shard_map|jit\(_spmd\)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +69,7 @@ def phase_in_step(scope: str) -> str:
 
     Code that a compiler adds has no scope, and does not count as the optimizer's.
     """
-    return "optimizer" if scope and "shard_map" not in scope else phase_of(scope)
+    return "optimizer" if scope and not _LOWERED.search(scope) else phase_of(scope)
 
 
 def live_axes(axes: Iterable[str], axis_sizes: Mapping[str, int]) -> tuple[str, ...]:

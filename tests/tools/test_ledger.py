@@ -70,6 +70,13 @@ def test_devices_without_figures_have_measured_times_alone(monkeypatch):
     assert not weights["up"].array.is_deleted(), "what is donated is copied"
 
 
+def test_one_device_has_the_phases_of_several():
+    step = md.lower(md.value_and_grad(loss), md.Layout(["batch -> data"], mesh={"data": 1}))
+    found = md.ledger(step, {"up": data(D, FF), "down": data(FF, D)}, data(BATCH, D), steps=1)
+    products = [e.phase for e in found.entries if e.op.startswith("einsum") and e.what == "compute"]
+    assert {"forward", "backward"} == set(products)
+
+
 def test_what_the_record_did_not_foresee_comes_first(tmp_path):
     step, weights, x = case()
     compiled = step.lower(*step.shapes(weights, x)).compile()

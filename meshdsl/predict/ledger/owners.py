@@ -27,7 +27,8 @@ from meshdsl.program.recorder import tag_in
 
 _FAR = 400  # instructions that are looked at in search of an op
 # The ends of name stacks of what JAX adds around ops, outside of loops.
-_AROUND_OPS = ("broadcast_in_dim", "add_any", "shard_map", "convert_element_type", "pvary")
+_AROUND_OPS = ("broadcast_in_dim", "add_any", "convert_element_type", "pvary")
+_AROUND_OPS += ("shard_map", "jit(_spmd)", "jit(local)")
 _THROUGH = ("tuple", "get-tuple-element", "while", "call", "conditional", "parameter")
 
 

@@ -7,12 +7,12 @@ platform:
 - On a CPU they stand on the plane of the host, on the lines of the threads that work for the
   devices. Each event says for which device (`device_ordinal`) and for which call of the program
   (`run_id`).
-- A GPU or a TPU has a plane of its own, `/device:TPU:0`. On that of a TPU the line `XLA Ops` has
-  what the core does, and `Async XLA Ops` what goes on meanwhile; the name of an event is the text
-  of its instruction. On that of a GPU each stream has a line.
-
-Where events do not say which call they belong to, a call begins with the first instruction of the
-entry computation that the device runs.
+- A TPU has a plane of its own, `/device:TPU:0`. The line `XLA Ops` has what the core does, and
+  `Async XLA Ops` what goes on meanwhile; the name of an event is the text of its instruction.
+  Events do not say which call they belong to: a call begins with the first instruction of the entry
+  computation that the device runs.
+- A GPU has a plane of its own too, `/device:GPU:0`, with a line for each stream, `Stream #14(...)`.
+  Events are kernels, and which instruction ran them is found in `gpu_kernels`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import jax
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.predict.compiler.hlo_text import Module
+from meshdsl.predict.ledger.gpu_kernels import Kernel, executions
 
 _DEVICE = re.compile(r"/device:(\w+:\d+)")
 _INSTRUCTION = re.compile(r"%?([\w.\-]+)(?: = |$)")
@@ -121,7 +122,8 @@ def calls_in(what: str, planes: Iterable[Any], module: Module) -> list[Call]:
     """As `read_calls`, of the planes of a trace (`jax.profiler.ProfileData.planes`)."""
     found: dict[str, list[_Found]] = defaultdict(list)
     for plane in planes:
-        for one in _of_plane(plane, module):
+        of_plane = _of_gpu if plane.name.startswith("/device:GPU:") else _of_plane
+        for one in of_plane(plane, module):
             found[one.device].append(one)
     calls = {device: _by_call(events, module) for device, events in found.items()}
     whole = _whole_calls(calls, module)
@@ -159,6 +161,20 @@ def _of_plane(plane: Any, module: Module) -> Iterator[_Found]:
                 continue
             times = Event(event.start_ns, event.start_ns + event.duration_ns, name)
             yield _Found(device, stats.get("run_id"), times)
+
+
+def _of_gpu(plane: Any, module: Module) -> Iterator[_Found]:
+    """The events of the plane of a GPU that are kernels of `module`, with their instructions."""
+    device, kernels = plane.name.removeprefix("/device:"), []
+    for line in plane.lines:
+        for event in line.events if line.name.startswith("Stream") else ():
+            stats = {key: value for key, value in event.stats if key in ("hlo_op", "hlo_module")}
+            if stats.get("hlo_module") == module.name:
+                end = event.start_ns + event.duration_ns
+                said = str(stats.get("hlo_op", ""))
+                kernels.append(Kernel(event.start_ns, end, line.name, event.name, said))
+    for start, end, call, instruction in executions(kernels, module):
+        yield _Found(device, call, Event(start, end, instruction))
 
 
 def _by_call(found: list[_Found], module: Module) -> dict[int, list[Event]]:

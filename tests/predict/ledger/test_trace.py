@@ -123,16 +123,33 @@ def test_a_tpu_has_a_line_for_its_core_and_one_for_what_runs_meanwhile():
 
 def test_a_gpu_has_a_line_for_each_stream():
     said = {"hlo_module": "jit_step"}
-    kernels = [event("sm90_gemm", 5, 9, hlo_op="dot", **said), event("memset", 9, 10)]
+
+    def ops(start):
+        turn = [
+            event(n, start + a, start + a + 4, hlo_op="graph", **said)
+            for n, a in (("slice", 5), ("dot", 10))
+        ]
+        return [event("memcpy128", start, start + 5, hlo_op="copy", **said), *turn]
+
+    others = [event("memset", 9, 10), event("copy", 14, 19, hlo_op="copy", hlo_module="jit_other")]
+    sent = [
+        event("ncclDevKernel_AllGather", s + 8, s + 18, hlo_op="graph", **said) for s in (0, 30)
+    ]
     gpu = plane(
         "/device:GPU:1",
-        Stream_13=[event("copy_kernel", 0, 5, hlo_op="copy", **said), *kernels],
-        Stream_20=[event("ncclDevKernel", 4, 12, hlo_op="ag", **said)],
+        **{"Stream_#13(Memcpy,Compute)": [*ops(0), *others, *ops(30)], "Stream_#20(Compute)": sent},
+        Steps=[event("copy", 0, 99, hlo_op="copy", **said)],
     )
-    (call,) = calls_in("test", [gpu], MODULE)
-    took = measured(call, MODULE).took["GPU:1"]
-    assert {name: t.own for name, t in took.items()} == {"copy": 5, "dot": 4, "ag": 3}
-    assert took["ag"].running == 8
+    first, second = calls_in("test", [gpu], MODULE)
+    for call in (first, second):
+        took = measured(call, MODULE).took["GPU:1"]
+        assert {name: (t.own, t.count) for name, t in took.items()} == {
+            "copy": (5, 1),
+            "slice": (4, 1),
+            "dot": (4, 1),
+            "ag": (5, 1),
+        }
+        assert took["ag"].running == 10
 
 
 def test_what_carries_no_tag_belongs_to_the_op_that_it_serves():
