@@ -38,6 +38,33 @@ class Tile(NamedTuple):
     band: int = 16
 
 
+# By the bytes of an element, and whether a program has the shared memory of Hopper. The largest
+# take 192 KiB there, and 96 KiB on GPUs before Hopper. benchmarks/grouped_products.py measures more.
+_TILES = {
+    (2, True): Tile(128, 256, 64, warps=8, stages=4),
+    (2, False): Tile(128, 256, 64, warps=8, stages=3),
+    (4, True): Tile(128, 128, 32, warps=8, stages=3),
+    (4, False): Tile(128, 128, 32, warps=8, stages=3),
+}
+# Where groups have few rows, by the bytes of an element.
+_SMALL_TILES = {
+    2: Tile(128, 128, 64, warps=4, stages=3),
+    4: Tile(64, 64, 32, warps=4, stages=3),
+}
+
+
+def tile_of(dtype, rows: int, hopper: bool) -> Tile:
+    """The tile for products of `dtype`.
+
+    Args:
+      rows: about how many rows a group has; a power of two.
+      hopper: whether a program has the shared memory of Hopper.
+    """
+    size = jnp.dtype(dtype).itemsize
+    tile = _TILES[size, hopper] if rows > 128 else _SMALL_TILES[size]
+    return tile._replace(rows=min(max(rows, 16), tile.rows))
+
+
 def dot(tile: Tile, interpret: bool, transposed: bool, rows, weight, blocks):
     """Each row times the matrix of its group, or times the `transposed` matrix.
 
