@@ -39,7 +39,7 @@ class Tile(NamedTuple):
 
 
 # By the bytes of an element, and whether a program has the shared memory of Hopper. The largest
-# take 192 KiB there, and 96 KiB on GPUs before Hopper. benchmarks/grouped_products.py measures more.
+# take 192 KiB there, and 96 KiB on GPUs before Hopper; see benchmarks/grouped_products.py.
 _TILES = {
     (2, True): Tile(128, 256, 64, warps=8, stages=4),
     (2, False): Tile(128, 256, 64, warps=8, stages=3),

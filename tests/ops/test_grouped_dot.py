@@ -76,9 +76,9 @@ def test_the_kernels_for_gpu_give_the_products_and_their_gradients(name, dtype):
 
 
 @pytest.mark.parametrize("name", only(["uneven"], CASES))
-@pytest.mark.parametrize("platform", ["gpu", pytest.param("cpu", marks=pytest.mark.slow)])
-def test_blocks_give_the_products_and_their_gradients(name, platform):
-    _assert_right(Way("blocks", platform, False, 8, 1.0), CASES[name], jnp.float32)
+def test_blocks_as_on_gpu_give_the_products_and_their_gradients(name):
+    """Turns after the last block change nothing."""
+    _assert_right(Way("blocks", "gpu", False, 8, 1.0), CASES[name], jnp.float32)
 
 
 @pytest.mark.slow
@@ -251,5 +251,5 @@ def test_indices_outside_of_the_experts_change_no_gradient(kernel):
         )
         for fn in (routed, dense)
     )
-    np.testing.assert_allclose(found[0].array, expected[0].array, atol=1e-4)
+    np.testing.assert_allclose(found[0].array, expected[0].array, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-4)
