@@ -204,7 +204,7 @@ def _pallas_lacks(platform: str, rows, parameters) -> str:
 
 
 def _dot_by_pallas(way: Way, transposed: bool, rows, weight, starts):
-    tile = imported(_PALLAS, "tile_of")(rows.dtype, way.block, _has_memory_of_hopper())
+    tile = imported(_PALLAS, "tile_of")(rows.dtype, way.block)
     blocks = blocks_of(starts, tile.rows, len(rows))
     dot = imported(_PALLAS, "dot")
     return dot(tile, way.platform != "gpu", transposed, rows, weight, blocks)
@@ -212,18 +212,9 @@ def _dot_by_pallas(way: Way, transposed: bool, rows, weight, starts):
 
 def _outer_by_pallas(way: Way, dtype: str, rows, others, starts):
     # A tile has features of the rows in the place of rows, and features are many.
-    tile = imported(_PALLAS, "tile_of")(rows.dtype, max(way.block, 128), _has_memory_of_hopper())
+    tile = imported(_PALLAS, "tile_of")(rows.dtype, max(way.block, 128))
     outer = imported(_PALLAS, "outer")
     return outer(tile, way.platform != "gpu", dtype, rows, others, starts)
-
-
-def _has_memory_of_hopper() -> bool:
-    """Whether a program on this machine's GPU has the 227 KiB of shared memory of Hopper.
-
-    Chips of capability 8 have 99 to 163 KiB, and those of capability 12 have 99. Without a GPU
-    here, what is compiled is to run on all.
-    """
-    return 9 <= (compute_capability() or 0) < 12
 
 
 # -- megablox --------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from meshdsl.ops.kernel_choice import compute_capability
+
 
 class Tile(NamedTuple):
     """The part of a result that a program computes, and how.
@@ -39,7 +41,7 @@ class Tile(NamedTuple):
 
 
 # By the bytes of an element, and whether a program has the shared memory of Hopper. The largest
-# take 192 KiB there, and 96 KiB on GPUs before Hopper; see benchmarks/grouped_products.py.
+# take 192 KiB there, and 96 KiB on other GPUs; see benchmarks/grouped_products.py.
 _TILES = {
     (2, True): Tile(128, 256, 64, warps=8, stages=4),
     (2, False): Tile(128, 256, 64, warps=8, stages=3),
@@ -53,13 +55,16 @@ _SMALL_TILES = {
 }
 
 
-def tile_of(dtype, rows: int, hopper: bool) -> Tile:
-    """The tile for products of `dtype`.
+def tile_of(dtype, rows: int) -> Tile:
+    """The tile for products of `dtype` on the GPU of this machine.
+
+    Without one it is a tile that all GPUs have the memory for.
 
     Args:
       rows: about how many rows a group has; a power of two.
-      hopper: whether a program has the shared memory of Hopper.
     """
+    # Chips of capability 8 have 99 to 163 KiB for a program, Hopper has 227, and 12 has 99.
+    hopper = 9 <= (compute_capability() or 0) < 12
     size = jnp.dtype(dtype).itemsize
     tile = _TILES[size, hopper] if rows > 128 else _SMALL_TILES[size]
     return tile._replace(rows=min(max(rows, 16), tile.rows))

@@ -1,6 +1,7 @@
 """Products of groups of rows: every kernel gives the same, and each platform has its own."""
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -11,8 +12,8 @@ import pytest
 import meshdsl as md
 from meshdsl.mesh import abstract_mesh
 from meshdsl.ops import grouped_dot as ways
+from meshdsl.ops import grouped_kernels as kernels
 from meshdsl.ops.grouped_dot import Way, grouped_dot
-from meshdsl.ops.grouped_kernels import Tile, outer, tile_of
 from meshdsl.ops.routed import Groups
 from meshdsl.predict.explain import explain
 from meshdsl.predict.kernels.kernel_graph import kernel_graph
@@ -91,7 +92,7 @@ def test_every_kernel_gives_the_products_and_their_gradients(name, kernel):
 @pytest.mark.slow
 def test_a_tile_may_be_of_any_size_and_the_result_of_another_dtype():
     x, _, starts = _operands(CASES["several turns"], jnp.bfloat16)
-    found = outer(Tile(16, 32, 16, 4, 2, band=2), True, "float32", x, x, starts)
+    found = kernels.outer(kernels.Tile(16, 32, 16, 4, 2, band=2), True, "float32", x, x, starts)
     parts = np.split(np.asarray(x, np.float32)[:143], starts[1:-1])
     np.testing.assert_allclose(found, [p.T @ p for p in parts], rtol=1e-5, atol=1e-4)
 
@@ -135,25 +136,20 @@ def test_the_kernels_are_programs_for_a_gpu(dtype):
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("triton") == 4
 
 
-@pytest.mark.parametrize("hopper", [True, False])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_tiles_fit_the_shared_memory_of_a_program(dtype, hopper):
-    """On GPUs before Hopper one stage fewer is kept there than a kernel has."""
-    for rows in (8, 16, 64, 128, 256, 512):
-        tile = tile_of(dtype, rows, hopper)
-        stage = tile.depth * (tile.rows + tile.columns) * jnp.dtype(dtype).itemsize
-        kept = stage * (tile.stages if hopper else tile.stages - 1)
-        assert kept <= (227 if hopper else 99) * 1024 and 16 <= tile.rows <= 128
-        if rows <= 64 and hopper:
-            assert tile.rows == max(16, rows)
-
-
 @pytest.mark.parametrize(
-    "capability, hopper", [(None, False), (8.0, False), (8.9, False), (9.0, True), (12.0, False)]
+    "capability, memory, stages",
+    [(None, 99, 3), (8.0, 163, 3), (8.9, 99, 3), (9.0, 227, 4), (10.0, 227, 4), (12.0, 99, 3)],
 )
-def test_the_gpu_says_how_much_shared_memory_a_program_has(capability, hopper, monkeypatch):
-    monkeypatch.setattr(ways, "compute_capability", lambda: capability)
-    assert ways._has_memory_of_hopper() == hopper
+def test_tiles_fit_the_shared_memory_of_a_program(capability, memory, stages, monkeypatch):
+    """A stage fewer is there than a kernel has, but not on Hopper, whose products go on beside."""
+    monkeypatch.setattr(kernels, "compute_capability", lambda: capability)
+    assert kernels.tile_of(jnp.bfloat16, 512).stages == stages
+    for dtype, rows in product((jnp.float32, jnp.bfloat16, jnp.float16), (8, 32, 128, 512)):
+        tile = kernels.tile_of(dtype, rows)
+        stage = tile.depth * (tile.rows + tile.columns) * jnp.dtype(dtype).itemsize
+        kept = tile.stages - (memory < 227)
+        assert kept * stage <= memory * 1024
+        assert tile.rows == {8: 16, 32: 32}.get(rows, tile.rows)
 
 
 # -- experts ---------------------------------------------------------------------------------------
