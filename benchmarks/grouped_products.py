@@ -33,7 +33,7 @@ from meshdsl.ops.grouped_kernels import Tile
 
 from .gpu import check_platform
 
-# The experts of DeepSeek-V2-Lite up and down, and those of Mixtral 8x7B: (rows, k, n, groups).
+# 16 experts of DeepSeek-V2-Lite up and down, and those of Mixtral 8x7B: (rows, k, n, groups).
 SHAPES = ((65536, 2048, 1408, 16), (65536, 1408, 2048, 16), (16384, 4096, 14336, 8))
 TILES = (
     Tile(128, 256, 64, warps=8, stages=4),

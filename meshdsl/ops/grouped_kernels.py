@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
@@ -150,8 +151,8 @@ def _dot_kernel(tile: Tile, transposed: bool, count: int, columns: int, *refs):
 def _outer_kernel(tile: Tile, count: int, columns: int, *refs):
     starts_ref, rows_ref, others_ref, result_ref = refs
     number = pl.program_id(0)
-    group = lax.div(number, count * columns)
-    row, column = _place(tile, lax.rem(number, count * columns), count, columns)
+    group, place = _divided(number, count * columns)
+    row, column = _place(tile, place, count, columns)
     first, end = starts_ref[group], starts_ref[group + 1]
     inner = _part_of(row, tile.rows, rows_ref.shape[1])
     features = _part_of(column, tile.columns, others_ref.shape[1])
@@ -163,7 +164,8 @@ def _outer_kernel(tile: Tile, count: int, columns: int, *refs):
         return total + _product(some, _loaded(others_ref, deep, features))
 
     start = jnp.zeros((tile.rows, tile.columns), jnp.float32)
-    total = lax.fori_loop(0, pl.cdiv(end - first, tile.depth), turn, start)
+    turns, _ = _divided(end - first + (tile.depth - 1), tile.depth)
+    total = lax.fori_loop(0, turns, turn, start)
     _store(result_ref, total, inner, features, group)
 
 
@@ -173,9 +175,16 @@ def _place(tile: Tile, number, count: int, columns: int):
     Args:
       count: how many tiles of rows there are, and `columns` of columns.
     """
-    first = lax.div(number, tile.band * columns) * tile.band
-    within, high = lax.rem(number, tile.band * columns), jnp.minimum(count - first, tile.band)
-    return first + lax.rem(within, high), lax.div(within, high)
+    band, within = _divided(number, tile.band * columns)
+    first = band * tile.band
+    column, row = _divided(within, jnp.minimum(count - first, tile.band))
+    return first + row, column
+
+
+def _divided(number, by):
+    """The quotient and the remainder of numbers that are not negative."""
+    by = np.int32(by) if isinstance(by, int) else by.astype(jnp.int32)
+    return lax.div(number, by), lax.rem(number, by)
 
 
 def _some_of(begin, size: int, left) -> _Part:

@@ -19,7 +19,7 @@ from meshdsl.predict.explain import explain
 from meshdsl.predict.kernels.kernel_graph import kernel_graph
 from meshdsl.program.recorder import tag_in
 from meshdsl.tools.explanation_text import describe
-from tests.helpers import data, dims, integers, only, weight, with_gradients
+from tests.helpers import data, dims, integers, only, text_for_gpu, weight, with_gradients
 
 # The sizes of the groups, and how many rows, inner features and features there are.
 CASES = {
@@ -133,7 +133,7 @@ def test_the_kernels_are_programs_for_a_gpu(dtype):
     x, w, starts = _operands(((100, 900), 1000, 520, 300), dtype)
     way = Way("pallas", "gpu", False, 512, 1.0)
     traced = jax.jit(partial(_slopes, lambda x, w: grouped_dot(way, x, w, starts))).trace(x, w)
-    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("triton") == 4
+    assert text_for_gpu(traced).count("triton") == 4
 
 
 @pytest.mark.parametrize(
