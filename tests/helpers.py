@@ -156,11 +156,11 @@ def in_a_row(program, collective) -> bool:
     )
 
 
-def text_for_gpu(traced) -> str:
-    """What JAX would give a compiler for an H100, of a function that is traced under `jit`."""
+def text_for_gpu(fn, *args) -> str:
+    """What JAX would give a compiler for an H100, of a function of arrays, without an H100."""
     h100 = AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")  # newer JAX asks for its name
     with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("alone",), abstract_device=h100)):
-        return traced.lower(lowering_platforms=("cuda",)).as_text()
+        return jax.jit(fn).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
 
 
 def with_gradients(fn, args: Sequence):
