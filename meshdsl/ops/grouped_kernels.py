@@ -116,7 +116,7 @@ class _Part(NamedTuple):
     inside: jax.Array | None
 
     @property
-    def at(self) -> pl.Slice:
+    def at(self) -> slice | pl.Slice:
         return pl.ds(self.begin, self.size)
 
     @property
