@@ -84,7 +84,9 @@ def _cases(kind: str, shape, tiles, platform: str) -> dict[str, Callable]:
     """The functions to compare for one of the products; that of `blocks` comes first."""
     rows, _, _, groups = shape
     block = block_of(rows, groups, platform)
-    found = {"blocks": partial(_by_way, kind, Way("blocks", platform, False, block, 1.0))}
+    found: dict[str, Callable] = {
+        "blocks": partial(_by_way, kind, Way("blocks", platform, False, block, 1.0))
+    }
     found["dense"] = DENSE[kind]
     chosen = kernels.tile_of(jnp.bfloat16, block)
     for tile in tiles:

@@ -42,7 +42,7 @@ class Way(NamedTuple):
       kernel: one of `KERNELS`.
       platform: the platform of the device.
       lowered: whether this is one device of a lowering.
-      block: how many rows a block has.
+      block: how many rows a block has, about as many as a group.
       share: the expected share of the rows that have a group on this device.
     """
 

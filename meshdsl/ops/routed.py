@@ -178,14 +178,14 @@ def routed(
         parts = at.in_parts(experts)
         if parts is not None:
             used = chosen.size / (parts.count * room_of(chosen.size, parts.count))
-            implement = partial(_way, at, experts, used, implementation, name, arrays)
+            implement = partial(_way, at, used, implementation, name, arrays)
             run = partial(_by_expert, fn, implement, experts=parts.size, name=name)
             result = by_exchange(name, parts, run, rows, chosen, share, arrays, experts.size, axes)
         else:
             first = collectives.vary(jnp.asarray(at.offset(experts), jnp.int32), axes)
             here = at.size(experts)
             used = here / max(experts.size, 1)
-            implement = partial(_way, at, experts, used, implementation, name, arrays)
+            implement = partial(_way, at, used, implementation, name, arrays)
             result = _by_expert(fn, implement, rows, chosen - first, share, arrays, here, name)
         return jnp.moveaxis(result.reshape(last.shape), -1, x.dims.index(features))
 
@@ -235,9 +235,7 @@ def _features(name: str, x, ids, weights, parameters, experts: Dim) -> Dim:
     return features[0]
 
 
-def _way(
-    at: DeviceLoop, experts: Dim, used: float, wanted: str | None, name: str, arrays, rows
-) -> Way:
+def _way(at: DeviceLoop, used: float, wanted: str | None, name: str, arrays, rows) -> Way:
     """How `groups.dot` computes its products on this device; also written down in the record.
 
     Args:
@@ -246,7 +244,7 @@ def _way(
     weights = [a for a in arrays if a.ndim == 3]
     kernel, lacks = chosen_kernel(name, KERNELS, wanted, at.platform, at.platform, rows, weights)
     at.note(kernel, 1.0, lacks)
-    block = block_of(len(rows), experts.size, at.platform)
+    block = block_of(round(len(rows) * used), len(arrays[0]), at.platform)
     return Way(kernel, at.platform, at.lowered, block, min(1.0, used))
 
 
