@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding
 
 import meshdsl as md
 from meshdsl.lowering.shardings import level_of, partition_spec
@@ -154,6 +154,13 @@ def in_a_row(program, collective) -> bool:
         and collective.axes == live_axes(m.axes, program.axis_sizes)
         for m in op.moves
     )
+
+
+def text_for_gpu(fn, *args) -> str:
+    """What JAX would give a compiler for an H100, of a function of arrays, without an H100."""
+    h100 = AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")  # newer JAX asks for its name
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("alone",), abstract_device=h100)):
+        return jax.jit(fn).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
 
 
 def with_gradients(fn, args: Sequence):

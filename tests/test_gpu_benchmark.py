@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import gpu
+from benchmarks import gpu, grouped_products
 
 
 def test_without_a_gpu_the_command_says_so_in_a_line():
@@ -25,3 +25,18 @@ def test_the_whole_command_runs_with_tiny_sizes(tmp_path, monkeypatch):
         ours, plain = by_name["meshdsl"], by_name["plain JAX"]
         assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-3)
         assert min(*ours["tokens_per_second"], *plain["tokens_per_second"]) > 0
+
+
+@pytest.mark.slow
+def test_products_of_groups_are_right_in_every_way_that_is_timed(tmp_path):
+    path = tmp_path / "grouped.json"
+    grouped_products.main(["--platform", "cpu", "--tiny", "--out", str(path)])
+    found = json.loads(path.read_text())
+    errors = [
+        one["error"]
+        for name, ways in found.items()
+        if name not in ("device", "jax")
+        for one in ways.values()
+        if "error" in one
+    ]
+    assert len(errors) == 7 and max(errors) < 0.02

@@ -2,17 +2,20 @@
 
 Rows are in the order of their groups: the rows of group g begin at `starts[g]`, and rows from
 `starts[-1]` on belong to no group. Neither the product nor its derivatives multiply a row with the
-matrix of another group, as `jax.lax.ragged_dot` does for the gradient of the weight. There are two
-ways to the same result:
+matrix of another group, as `jax.lax.ragged_dot` does for the gradient of the weight. The result for
+a row without a group is zeros, and no gradient depends on that row. There are three ways to the
+same results, in `KERNELS`:
 
 - `megablox`, JAX's Pallas kernels for TPU;
+- `pallas`, the kernels of `grouped_kernels.py` for GPU;
 - `blocks` of rows, one after the other, in plain JAX, on every platform.
 
-The results for rows without a group have no meaning: callers replace them.
+On other platforms than their own the kernels are interpreted, for tests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,9 +25,11 @@ from jax import lax
 
 from meshdsl.lowering.kernels import Product
 from meshdsl.ops.arrays import as_one, padded
+from meshdsl.ops.kernel_choice import compute_capability, of_amd
 
-KERNELS = ("megablox", "blocks")
 _LANES = 128
+_AMPERE = 8.0
+_DTYPES = "float32", "bfloat16", "float16"
 
 
 class Way(NamedTuple):
@@ -32,17 +37,22 @@ class Way(NamedTuple):
 
     Attributes:
       kernel: one of `KERNELS`.
-      interpret: whether the kernel is interpreted, as on other platforms than TPU.
+      platform: the platform of the device.
       lowered: whether this is one device of a lowering.
-      block: how many rows a block has.
+      block: how many rows a block has, about as many as a group.
       share: the expected share of the rows that have a group on this device.
     """
 
     kernel: str
-    interpret: bool
+    platform: str
     lowered: bool
     block: int
     share: float
+
+    def taking(self, dtype) -> Way:
+        """This way, or blocks where its kernel does not take products of `dtype`."""
+        served = KERNELS[self.kernel].dtypes
+        return self if not served or dtype.name in served else self._replace(kernel="blocks")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -67,15 +77,19 @@ grouped_dot.defvjp(_forward, _backward)
 def _dot(way: Way, rows, weight, starts, *, transposed: bool = False):
     """Each row times the matrix of its group, or times the `transposed` matrix."""
     inner, features = weight.shape[2:0:-1] if transposed else weight.shape[1:]
-    fn = {"megablox": _dot_by_megablox, "blocks": _dot_by_blocks}[way.kernel]
-    call = partial(fn, way.block, way.interpret, transposed)
+    call = partial(_dot_or_zeros, way, transposed)
     return _called(way, call, len(weight), inner, features, rows, weight, starts)
+
+
+def _dot_or_zeros(way: Way, transposed: bool, rows, weight, starts):
+    result = KERNELS[way.kernel].dot(way, transposed, rows, weight, starts)
+    grouped = lax.iota(jnp.int32, len(rows)) < starts[-1]
+    return jnp.where(grouped[:, None], result, 0)  # kernels leave other rows as memory has them
 
 
 def _outer(way: Way, rows, others, starts, dtype):
     """For each group the product of its `rows [m, k]` and its `others [m, n]`: `[groups, k, n]`."""
-    fn = {"megablox": _outer_by_megablox, "blocks": _outer_by_blocks}[way.kernel]
-    call = partial(fn, way.block, way.interpret, jnp.dtype(dtype).name)
+    call = partial(KERNELS[way.kernel].outer, way, jnp.dtype(dtype).name)
     groups = len(starts) - 1
     return _called(way, call, groups, rows.shape[1], others.shape[1], rows, others, starts)
 
@@ -102,20 +116,32 @@ def block_of(rows: int, groups: int, platform: str) -> int:
     return size
 
 
-def _blocks(starts, size: int):
-    """How many blocks there are, and a function of the number of a block.
+def blocks_of(starts, size: int, rows: int):
+    """The blocks of `size` rows: for each its group, its first row, and how many rows the group has
+    from there on; [3, blocks].
 
-    It gives the group of the block, the first row, and how many rows the group has from there on.
+    There are as many blocks as `rows` can need. Those after the last one have no row.
     """
-    counts = -(-jnp.diff(starts) // size)
+    sizes = jnp.diff(starts)
+    counts = -(-sizes // size)
     ends = jnp.cumsum(counts)
+    number = lax.iota(jnp.int32, rows // size + len(sizes))
+    group = jnp.sum(number[:, None] >= ends, axis=1, dtype=jnp.int32)
+    used, group = group < len(sizes), jnp.minimum(group, len(sizes) - 1)
+    row = starts[group] + (number - ends[group] + counts[group]) * size
+    left = starts[group + 1] - row
+    return jnp.stack([group, jnp.where(used, row, rows), jnp.where(used, left, 0)])
 
-    def block(number):
-        group = jnp.sum(number >= ends, dtype=jnp.int32)
-        row = starts[group] + (number - ends[group] + counts[group]) * size
-        return group, row, starts[group + 1] - row
 
-    return ends[-1], block
+def _turns(way: Way, blocks):
+    """How many of the blocks a loop goes through: all that have rows, and more on GPU.
+
+    XLA asks the host before each turn of a loop on GPU whose number of turns is data. That costs
+    more time than blocks without rows, unless most blocks have none.
+    """
+    if way.platform == "gpu" and way.share >= 0.5:
+        return blocks.shape[1]
+    return jnp.sum(blocks[2] > 0, dtype=jnp.int32)
 
 
 def _wide(*arrays):
@@ -123,13 +149,14 @@ def _wide(*arrays):
     return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
 
-def _dot_by_blocks(size: int, _, transposed: bool, rows, weight, starts):
-    count, block = _blocks(starts, size)
+def _dot_by_blocks(way: Way, transposed: bool, rows, weight, starts):
+    size = way.block
+    blocks = blocks_of(starts, size, len(rows))
     padded = jnp.pad(rows, ((0, size), (0, 0)))
     contracted = ((1,), (1 if transposed else 0,)), ((), ())
 
     def one(number, result):
-        group, row, _ = block(number)
+        group, row, _ = blocks[:, number]
         own = lax.dynamic_slice_in_dim(padded, row, size)
         matrix = lax.dynamic_index_in_dim(weight, group, keepdims=False)
         product = lax.dot_general(own, matrix, contracted, preferred_element_type=_wide(own))
@@ -138,16 +165,17 @@ def _dot_by_blocks(size: int, _, transposed: bool, rows, weight, starts):
 
     features = weight.shape[1 if transposed else 2]
     empty = jnp.zeros((len(padded), features), jnp.result_type(rows, weight))
-    return lax.fori_loop(0, count, one, empty)[: len(rows)]
+    return lax.fori_loop(0, _turns(way, blocks), one, empty)[: len(rows)]
 
 
-def _outer_by_blocks(size: int, _, dtype: str, rows, others, starts):
-    count, block = _blocks(starts, size)
+def _outer_by_blocks(way: Way, dtype: str, rows, others, starts):
+    size = way.block
+    blocks = blocks_of(starts, size, len(rows))
     pad = lambda x: jnp.pad(x, ((0, size), (0, 0)))
     padded, others = pad(rows), pad(others)
 
     def one(number, result):
-        group, row, left = block(number)
+        group, row, left = blocks[:, number]
         inside = (jnp.arange(size) < left)[:, None]
         own, other = (
             jnp.where(inside, lax.dynamic_slice_in_dim(x, row, size), 0) for x in (padded, others)
@@ -158,17 +186,43 @@ def _outer_by_blocks(size: int, _, dtype: str, rows, others, starts):
         return lax.dynamic_update_index_in_dim(result, so_far + product, group, 0)
 
     shape = len(starts) - 1, rows.shape[1], others.shape[1]
-    return lax.fori_loop(0, count, one, jnp.zeros(shape, _wide(rows))).astype(dtype)
+    zeros = jnp.zeros(shape, _wide(rows))
+    return lax.fori_loop(0, _turns(way, blocks), one, zeros).astype(dtype)
+
+
+# -- pallas ----------------------------------------------------------------------------------------
+
+
+def _pallas_lacks(platform: str, rows, parameters) -> str:
+    """What the kernels for GPU lack for products of `rows` with `parameters`; empty for nothing."""
+    if platform == "gpu" and (of_amd() or (compute_capability() or _AMPERE) < _AMPERE):
+        return "it runs on GPUs of NVIDIA, from Ampere on"
+    return _lacks_dtypes("pallas", rows, parameters)
+
+
+def _dot_by_pallas(way: Way, transposed: bool, rows, weight, starts):
+    from meshdsl.ops import grouped_kernels  # with Pallas, which takes long to import
+
+    tile = grouped_kernels.tile_of(rows.dtype, way.block)
+    blocks = blocks_of(starts, tile.rows, len(rows))
+    return grouped_kernels.dot(tile, way.platform != "gpu", transposed, rows, weight, blocks)
+
+
+def _outer_by_pallas(way: Way, dtype: str, rows, others, starts):
+    from meshdsl.ops import grouped_kernels  # with Pallas, which takes long to import
+
+    # A tile has features of the rows in the place of rows, and features are many.
+    tile = grouped_kernels.tile_of(rows.dtype, max(way.block, 128))
+    return grouped_kernels.outer(tile, way.platform != "gpu", dtype, rows, others, starts)
 
 
 # -- megablox --------------------------------------------------------------------------------------
 
 
-def megablox_lacks(rows, parameters) -> str:
+def _megablox_lacks(_: str, rows, parameters) -> str:
     """What megablox lacks for products of `rows` with `parameters`; empty if it can serve them."""
-    dtypes = {x.dtype for x in (rows, *parameters)}
-    if not dtypes <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)} or len(dtypes) > 1:
-        return f"it takes float32 or bfloat16, not {' and '.join(sorted(map(str, dtypes)))}"
+    if lacks := _lacks_dtypes("megablox", rows, parameters):
+        return lacks
     if min(len(rows), rows.shape[1]) < _LANES:
         return f"it takes {_LANES} rows and features or more, not {len(rows)} and {rows.shape[1]}"
     return ""
@@ -184,7 +238,7 @@ def _whole(count: int, size: int) -> int:
     return -(-count // size) * size
 
 
-def _dot_by_megablox(_, interpret: bool, transposed: bool, rows, weight, starts):
+def _dot_by_megablox(way: Way, transposed: bool, rows, weight, starts):
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm  # takes long to import
 
     inner, features = weight.shape[2:0:-1] if transposed else weight.shape[1:]
@@ -196,12 +250,12 @@ def _dot_by_megablox(_, interpret: bool, transposed: bool, rows, weight, starts)
         preferred_element_type=rows.dtype,
         tiling=tiling,
         transpose_rhs=transposed,
-        interpret=interpret,
+        interpret=way.platform != "tpu",
     )
     return result[: len(rows)]
 
 
-def _outer_by_megablox(_, interpret: bool, dtype: str, rows, others, starts):
+def _outer_by_megablox(way: Way, dtype: str, rows, others, starts):
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm  # takes long to import
 
     tiling = _tiles(len(rows), rows.shape[1], others.shape[1])
@@ -211,5 +265,43 @@ def _outer_by_megablox(_, interpret: bool, dtype: str, rows, others, starts):
         jnp.diff(starts),
         preferred_element_type=jnp.dtype(dtype),
         tiling=tiling,
-        interpret=interpret,
+        interpret=way.platform != "tpu",
     )
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+
+class Kernel(NamedTuple):
+    """A way to compute the products.
+
+    Attributes:
+      dot: called with a `Way`, whether matrices are transposed, rows, weight and starts.
+      outer: called with a `Way`, the name of the result's dtype, rows, other rows and starts.
+      lacks: called with a platform, rows and parameters; returns what the kernel cannot do for
+        products of these, or an empty text.
+      platform: the platform that the kernel is for; empty for a kernel that runs on all.
+      dtypes: the names of the dtypes that the kernel takes; empty for all.
+    """
+
+    dot: Callable
+    outer: Callable
+    lacks: Callable[..., str]
+    platform: str = ""
+    dtypes: tuple[str, ...] = ()
+
+
+KERNELS = {
+    "megablox": Kernel(_dot_by_megablox, _outer_by_megablox, _megablox_lacks, "tpu", _DTYPES[:2]),
+    "pallas": Kernel(_dot_by_pallas, _outer_by_pallas, _pallas_lacks, "gpu", _DTYPES),
+    "blocks": Kernel(_dot_by_blocks, _outer_by_blocks, lambda *_: ""),
+}
+
+
+def _lacks_dtypes(kernel: str, rows, parameters) -> str:
+    """What a kernel lacks for the dtypes of products; empty for nothing."""
+    served = KERNELS[kernel].dtypes
+    found = {jnp.result_type(rows, x).name for x in parameters}
+    if found <= {*served}:
+        return ""
+    return f"it takes {', '.join(served)}, not {' and '.join(sorted(found))}"

@@ -25,7 +25,8 @@ from meshdsl.ops.arrays import in_order
 from meshdsl.ops.checks import check_indices, one_of
 from meshdsl.ops.component import as_tensor
 from meshdsl.ops.declare import Case, Draw, op
-from meshdsl.ops.grouped_dot import KERNELS, Way, block_of, grouped_dot, megablox_lacks
+from meshdsl.ops.grouped_dot import KERNELS, Way, block_of, grouped_dot
+from meshdsl.ops.kernel_choice import chosen_kernel
 from meshdsl.ops.routed_exchange import by_exchange, looked_up, room_of
 from meshdsl.tensor import Tensor
 
@@ -74,13 +75,16 @@ class Groups:
         rows, weight = rows.astype(dtype), weight.astype(dtype)
         if not rows.size or not weight.size:
             return jnp.sum(rows, axis=1, keepdims=True) * jnp.sum(weight, axis=(0, 1))
-        return grouped_dot(self._way, rows, weight, self._starts)
+        return grouped_dot(self._way.taking(dtype), rows, weight, self._starts)
 
     def take(self, table):
-        """For each row what `table [experts, ...]` has for its expert, such as a bias."""
+        """For each row what `table [experts, ...]` has for its expert, such as a bias.
+
+        Rows of other devices' experts, or of none, get zeros and leave no gradient.
+        """
         if not len(table):
             return jnp.zeros((*self._of_rows.shape, *table.shape[1:]), table.dtype)
-        return jnp.take(table, self._of_rows, axis=0, mode="clip")
+        return jnp.take(table, self._of_rows, axis=0, mode="fill", fill_value=0)
 
 
 @op(
@@ -135,8 +139,10 @@ def routed(
       sums: dims of the parameters over which the result of `fn` is a sum, so that a layout may
         split them. The others are whole while `fn` runs. Their padding holds zeros.
       name: what errors and `explain` call the op.
-      implementation: of `groups.dot`: "megablox" for TPU, or "blocks", which serves every call on
-        every platform.
+      implementation: of `groups.dot`: "megablox" for TPU, "pallas" for GPU, or "blocks", which
+        serves every call on every platform. By default the kernel of the platform if it can serve
+        the call, and else blocks. Elsewhere than on their platforms megablox and pallas are
+        interpreted, for tests.
 
     Raises:
       MeshDSLError: dims do not fit, `ids` are not whole numbers, or the others not real
@@ -196,14 +202,13 @@ def _through(at: DeviceLoop, fn, routed_rows, arrays, experts: Dim, implementati
     parts = at.in_parts(experts)
     if parts is not None:
         used = chosen.size / (parts.count * room_of(chosen.size, parts.count))
-        implement = partial(_way, at, experts, used, implementation, name, arrays)
+        implement = partial(_way, at, used, implementation, name, arrays)
         run = partial(_by_expert, fn, implement, experts=parts.size, name=name)
         return by_exchange(name, parts, run, rows, chosen, share, arrays, experts.size, axes)
     first = collectives.vary(jnp.asarray(at.offset(experts), jnp.int32), axes)
     here = at.size(experts)
-    implement = partial(
-        _way, at, experts, here / max(experts.size, 1), implementation, name, arrays
-    )
+    used = here / max(experts.size, 1)
+    implement = partial(_way, at, used, implementation, name, arrays)
     return _by_expert(fn, implement, rows, chosen - first, share, arrays, here, name)
 
 
@@ -241,26 +246,17 @@ def _features(name: str, x, ids, weights, parameters, experts: Dim) -> Dim:
     return features[0]
 
 
-def _way(
-    at: DeviceLoop, experts: Dim, used: float, wanted: str | None, name: str, arrays, rows
-) -> Way:
+def _way(at: DeviceLoop, used: float, wanted: str | None, name: str, arrays, rows) -> Way:
     """How `groups.dot` computes its products on this device; also written down in the record.
 
     Args:
       used: the share of the rows that are of this device's experts, if all have the same load.
     """
-    on_tpu = at.platform == "tpu"
-    lacks = megablox_lacks(rows, [a for a in arrays if a.ndim == 3])
-    kernel = wanted or ("megablox" if on_tpu and not lacks else "blocks")
-    if kernel == "megablox" and lacks:
-        raise MeshDSLError(
-            f"{name}: megablox cannot serve this call: {lacks}; leave `implementation` out, and "
-            "one is chosen that can"
-        )
-    at.note(kernel, 1.0, {"megablox": lacks} if on_tpu and lacks and not wanted else {})
-    interpret = kernel == "megablox" and not on_tpu
-    block = block_of(len(rows), experts.size, at.platform)
-    return Way(kernel, interpret, at.lowered, block, min(1.0, used))
+    weights = [a for a in arrays if a.ndim == 3]
+    kernel, lacks = chosen_kernel(name, KERNELS, wanted, at.platform, at.platform, rows, weights)
+    at.note(kernel, 1.0, lacks)
+    block = block_of(round(len(rows) * used), len(arrays[0]), at.platform)
+    return Way(kernel, at.platform, at.lowered, block, min(1.0, used))
 
 
 def _by_expert(fn: Callable, implement, x, ids, weights, parameters, experts: int, name: str):

@@ -290,6 +290,6 @@ ERRORS = [
     ),
     (
         lambda: _routed(implementation="block"),
-        "routed: `implementation` is one of 'megablox', 'blocks' … did you mean `blocks`",
+        "routed: `implementation` is one of 'megablox', 'pallas', 'blocks' … did you mean `blocks`",
     ),
 ]

@@ -1,6 +1,7 @@
 """A mixture of experts is its formula, and the same under every layout, dropped tokens included."""
 
 import math
+from functools import partial
 
 import jax
 import numpy as np
@@ -118,6 +119,16 @@ PAIRS = [
 @pytest.mark.parametrize("name, kind", PAIRS)
 def test_experts_and_gradients_are_the_same_under_every_layout(name, kind):
     assert_same(use, made(**KINDS[kind]), X, layout=LAYOUTS[name], floor=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["experts", "uneven"])
+def test_by_the_kernels_for_gpu_a_layer_is_the_same_under_a_layout(name, monkeypatch):
+    expected = use(made(**KINDS["biases"]), X)
+    monkeypatch.setattr(md, "routed", partial(md.routed, implementation="pallas"))
+    program, reference = assert_same(use, made(**KINDS["biases"]), X, layout=LAYOUTS[name])
+    assert "pallas" in [op.kernel for op in program.ops]
+    assert_equal(reference[0], expected)
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.ops.grouped_dot import Way, grouped_dot
 from tests.helpers import (
     assert_equal,
     assert_same,
@@ -37,8 +36,8 @@ def swiglu(groups, rows, gate, up, down):
     return groups.dot(jax.nn.silu(groups.dot(rows, gate)) * groups.dot(rows, up), down)
 
 
-def run(x, ids, share, gate, up, down):
-    return md.routed(swiglu, x, ids, share, (gate, up, down), E, sums=F)
+def run(x, ids, share, gate, up, down, **how):
+    return md.routed(swiglu, x, ids, share, (gate, up, down), E, sums=F, **how)
 
 
 def dense(x, ids, share, gate, up, down):
@@ -84,38 +83,20 @@ def test_routed_and_its_gradients_are_the_same_under_every_layout(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["experts", "with tensor", "uneven", "fsdp"])
+def test_the_kernels_for_gpu_are_the_same_under_every_layout(name):
+    fn = partial(run, implementation="pallas")
+    program, reference = assert_same(fn, *operands(MANY), layout=LAYOUTS[name], floor=1.0)
+    assert [op.kernel for op in program.ops if op.name == "routed"] == ["pallas"]
+    assert_equal(reference[0], dense(*operands(MANY)), floor=1.0)
+
+
+@pytest.mark.slow
 def test_experts_that_are_split_leave_one_sum():
     args = operands()
     assert collectives(run, *args, layout=LAYOUTS["experts"]) == {("psum", ("x",)): 1}
     found = collectives(run, *args, layout=layout("experts -> x", "b -> x", mesh={"x": 4}))
     assert found[("psum_scatter", ("x",))] == 1 and ("psum", ("x",)) not in found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "rows, sizes", [(300, (0, 100, 0, 60)), (256, (256, 0, 0, 0)), (256, (0, 0, 0, 0))]
-)
-def test_megablox_and_blocks_give_the_same_products_and_gradients(rows, sizes):
-    starts = jnp.cumsum(jnp.asarray((0, *sizes), jnp.int32))
-    x, w = (
-        jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(rows, 128), (4, 128, 200)])
-    )
-    inside = (jnp.arange(rows) < starts[-1])[:, None]
-    found = []
-    for kernel in ("blocks", "megablox"):
-        way = Way(kernel, kernel == "megablox", False, 16, 1.0)
-        fn = lambda x, w: jnp.sum(jnp.where(inside, jnp.sin(grouped_dot(way, x, w, starts)), 0))
-        value, (by_x, by_w) = jax.value_and_grad(fn, argnums=(0, 1))(x, w)
-        found.append((value, jnp.where(inside, by_x, 0), by_w))
-    owner = np.repeat(np.arange(4), sizes)
-    plain = lambda x, w: sum(
-        jnp.sum(jnp.sin(x[i] @ w[g]))
-        for i, g in [(np.flatnonzero(owner == e), e) for e in range(4)]
-    )
-    value, (by_x, by_w) = jax.value_and_grad(plain, argnums=(0, 1))(x, w)
-    for one in found:
-        for a, b in zip(one, (value, by_x, by_w), strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-3)
 
 
 @pytest.mark.slow

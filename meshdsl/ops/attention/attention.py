@@ -17,7 +17,6 @@ import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
-from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.lowering.moves.move import ByParts, Move
@@ -45,6 +44,7 @@ from meshdsl.ops.attention.parts import Static, by_blocks
 from meshdsl.ops.checkpoint import mark
 from meshdsl.ops.checks import one_of
 from meshdsl.ops.declare import Case, Draw, op
+from meshdsl.ops.kernel_choice import chosen_kernel
 from meshdsl.tensor import Tensor
 
 
@@ -161,7 +161,8 @@ def attention(
         operands = _operands(at, call, (query, key, value), arrays)
         sides = _sides(at, call, options, beside, arrays)
         place = _place(at, call, counted)
-        name, lacks = _chosen(implementation, at.platform, options, place, *operands, sides)
+        asked = implementation, at.platform, options, place, *operands, sides
+        name, lacks = chosen_kernel("attention", IMPLEMENTATIONS, *asked)
         at.note(name, 1.0 if IMPLEMENTATIONS[name].skips else share, lacks)
         static = _static(at, call, options, beside)
         result = IMPLEMENTATIONS[name].attend(static, place, *operands, sides)
@@ -300,24 +301,3 @@ def _runs(parts: int, size: int, order: Move) -> Runs:
     """
     starts = [tuple(start for start, _ in order.runs(i, parts, size)) for i in range(parts)]
     return Runs(tuple(starts), size // order.blocks)
-
-
-def _chosen(wanted: str | None, platform: str, *arguments) -> tuple[str, dict[str, str]]:
-    """The name of the implementation to use: the `wanted` one, or else one of the platform's.
-
-    With it comes, for each kernel of the platform that would go before, what it cannot do.
-    """
-    if wanted is not None:
-        if lacks := IMPLEMENTATIONS[wanted].lacks(*arguments):
-            raise MeshDSLError(
-                f"attention: {wanted} cannot serve this call: {lacks}; leave `implementation` "
-                'out, or ask for "blocks"'
-            )
-        return wanted, {}
-    found: dict[str, str] = {}
-    for name, one in IMPLEMENTATIONS.items():
-        if one.platform == platform:
-            if not (lacks := one.lacks(*arguments)):
-                return name, found
-            found[name] = lacks
-    return "blocks", found

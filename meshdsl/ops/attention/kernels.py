@@ -21,6 +21,7 @@ import numpy as np
 from meshdsl.lowering.kernels import Product, Products
 from meshdsl.ops.attention.operands import Options, Sides
 from meshdsl.ops.attention.parts import Kernel
+from meshdsl.ops.kernel_choice import of_amd
 
 LANES = 128  # splash works on blocks of a multiple of 128 positions; lengths are padded to one
 _FEWEST_ROWS = 16  # the fewest rows of a product on tensor cores
@@ -260,13 +261,7 @@ def cudnn_lacks(options: Options, place: Place, query, key, value, sides: Sides)
 
 def _has_cudnn(place: Place) -> bool:
     """Whether the device may have cuDNN: it is a GPU, and not AMD's."""
-    return place.platform == "gpu" and not _of_amd()
-
-
-def _of_amd() -> bool:
-    """Whether this machine has a GPU of AMD's."""
-    has_gpu = jax.default_backend() == "gpu"
-    return has_gpu and "rocm" in jax.devices()[0].client.platform_version
+    return place.platform == "gpu" and not of_amd()
 
 
 def _widest_heads() -> int:
@@ -287,7 +282,7 @@ def _widest_heads() -> int:
 
 def pallas_lacks(options: Options, place: Place, query, key, value, sides: Sides) -> str:
     """What the Pallas kernel for GPUs lacks for a call; empty if it can serve the call."""
-    if place.platform == "gpu" and _of_amd():
+    if place.platform == "gpu" and of_amd():
         return "it runs on GPUs of NVIDIA only"
     if sides.bias is not None:
         return "it has no `bias`"
