@@ -122,14 +122,19 @@ def test_what_devices_repeat_is_listed_with_its_line():
 
     def fn(x):
         table = jnp.tanh(jnp.ones((64, 64)) @ jnp.ones((64, 64)))
-        return x.sum() + table.sum() + jnp.linalg.solve(x, jnp.ones((8, 4, 2))).sum()
+        whole = jnp.abs(jnp.fft.rfft(x, axis=0)).sum()
+        return x.sum() + table.sum() + jnp.linalg.solve(x, jnp.ones((8, 4, 2))).sum() + whole
 
     named = md.from_jax(fn, {"x": "rows _ _"})
     layout = md.Layout(["rows -> data"], mesh={"data": 4})
     x = named.pack(jnp.ones((8, 4, 4)) + jnp.eye(4))
+    assert "repeated" not in named.describe()
     md.lower(named, layout, md.make_mesh(layout, jax.devices()[:4])).program(x)
     lines = [line for line in named.describe().splitlines() if line.startswith("repeated")]
-    assert lines and all(line.startswith("repeated: test_from_jax.py:") for line in lines)
+    first = fn.__code__.co_firstlineno
+    assert all(line.startswith("repeated: test_from_jax.py:") for line in lines)
+    assert any(line.startswith(f"repeated: test_from_jax.py:{first + 1} (") for line in lines)
+    assert any("(fft" in line and "by 4 devices over data" in line for line in lines)
 
 
 def test_the_record_quotes_lines_of_the_plain_model():

@@ -100,9 +100,8 @@ def test_queries_need_no_batch_and_no_length():
     assert distance(found.array, expected) < 1e-5
 
 
-@pytest.mark.parametrize("rotary", [False, True])
-def test_position_by_position_comes_what_comes_of_all_at_once(rotary):
-    turn = lambda positions: angles(positions, HEAD_DIM) if rotary else None
+def test_position_by_position_comes_what_comes_of_all_at_once():
+    turn = lambda positions: angles(positions, HEAD_DIM)
     whole, cache = LAYER.prefill(X, rotary=turn(md.iota(LENGTH)))
     assert distance(whole.array, LAYER(X, causal=True, rotary=turn(md.iota(LENGTH))).array) < 1e-6
     cache = jax.tree.map(jnp.zeros_like, cache)
