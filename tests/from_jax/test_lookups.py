@@ -134,9 +134,10 @@ def test_some_lookups():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ("swapped", "uneven"))
-def test_lookups_equal_plain_jax(name):
-    check(CASES, LAYOUTS[name])
+@pytest.mark.parametrize("first, name", [(0, "swapped"), (1, "uneven")])
+def test_lookups_equal_plain_jax(first, name):
+    """Every second one under each of two layouts."""
+    check(dict([*CASES.items()][first::2]), LAYOUTS[name])
 
 
 @pytest.mark.parametrize("stride", (1, pytest.param(2, marks=pytest.mark.slow), -2))
