@@ -110,7 +110,7 @@ def test_what_has_no_rule_runs_whole_and_is_listed():
     named = md.from_jax(fn, {"w": "rows columns"})
     layout = md.Layout(["rows -> data"], mesh={"data": 4})
     model = named.pack({"w": jax.random.normal(jax.random.key(0), (8, 4))})
-    found = md.lower(named, layout, md.make_mesh(layout, jax.devices()[:4]))(model)
+    found = md.lower(named, layout)(model)
     assert distance(np.asarray(found), np.asarray(fn(named.unpack(model)))) < 1e-5
     first = named.describe().splitlines()[0]
     assert first.startswith("fallback: `fft` at test_from_jax.py:")
@@ -129,7 +129,7 @@ def test_what_devices_repeat_is_listed_with_its_line():
     layout = md.Layout(["rows -> data"], mesh={"data": 4})
     x = named.pack(jnp.ones((8, 4, 4)) + jnp.eye(4))
     assert "repeated" not in named.describe()
-    md.lower(named, layout, md.make_mesh(layout, jax.devices()[:4])).program(x)
+    md.lower(named, layout).program(x)
     lines = [line for line in named.describe().splitlines() if line.startswith("repeated")]
     first = fn.__code__.co_firstlineno
     assert all(line.startswith("repeated: test_from_jax.py:") for line in lines)
@@ -140,7 +140,5 @@ def test_what_devices_repeat_is_listed_with_its_line():
 def test_the_record_quotes_lines_of_the_plain_model():
     _, named, args = named_gpt()
     layout = md.Layout.load("tensor").with_mesh({"model": 4})
-    program = md.lower(named, layout, md.make_mesh(layout, jax.devices()[:4])).program(
-        *named.pack(*args)
-    )
+    program = md.lower(named, layout).program(*named.pack(*args))
     assert all(op.lines[0][0].endswith("plain.py") for op in program.ops if op.name == "einsum")

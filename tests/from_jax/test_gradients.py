@@ -161,7 +161,7 @@ def test_odeint_has_the_gradient_of_plain_jax(rule):
     args = jnp.linspace(0.5, 1, 8), jnp.linspace(1, 2, 8)
     named = md.from_jax(loss, {"0": "rows", "1": "rows"})
     layout = md.Layout([rule], mesh={"data": 4})
-    step = md.lower(md.value_and_grad(named), layout, md.make_mesh(layout, jax.devices()[:4]))
+    step = md.lower(md.value_and_grad(named), layout)
     value, slopes = step(named.pack(args))
     want, wanted = jax.jit(jax.value_and_grad(loss))(args)
     for a, b in zip((value.array, *named.unpack(slopes)), (want, *wanted), strict=True):
@@ -211,8 +211,7 @@ def test_an_error_in_a_derivative_is_one_with_a_line(name):
     fn, what, said = NO_GRADIENT[name]
     named = md.from_jax(lambda w: fn(w).sum(), {"w": "rows"})
     layout = md.Layout(["rows -> data"], mesh={"data": 4})
-    mesh = md.make_mesh(layout, jax.devices()[:4])
     with pytest.raises(md.MeshDSLError) as error:
-        md.lower(md.value_and_grad(named), layout, mesh)(named.pack(jnp.ones(8)))
+        md.lower(md.value_and_grad(named), layout)(named.pack(jnp.ones(8)))
     assert str(error.value).startswith(f"from_jax: {what} at test_gradients.py:")
     assert said in str(error.value)

@@ -155,7 +155,7 @@ def test_a_convolution_of_a_split_image_moves_what_lies_beside_a_part(stride):
     named = md.from_jax(fn, {"x": "batch height _ _"}, parameters=1, strict=True)
     rules = ["height -> rows", "dim16_1? -> rows", "dim4_2? -> rows"]  # what the result has
     layout = md.Layout(rules, mesh={"rows": 2})
-    step = md.lower(named, layout, md.make_mesh(layout, jax.devices()[:2]))
+    step = md.lower(named, layout)
     packed = named.pack(x, w)
     moves = {m.operation for op in step.program(*packed).ops for m in op.moves}
     assert moves == {"ppermute", "vary"}
@@ -169,6 +169,6 @@ def test_a_lookup_in_a_table_that_stays_split():
     fn = lambda table, ids: jnp.take(table, ids, axis=0) * 2
     named = md.from_jax(fn, {"table": "vocab d_model", "ids": "batch"})
     layout = md.Layout(["vocab -> model"], mesh={"model": 4})
-    step = md.lower(named, layout, md.make_mesh(layout, jax.devices()[:4]))
+    step = md.lower(named, layout)
     moves = [m.operation for op in step.program(*named.pack(table, ids)).ops for m in op.moves]
     assert [m for m in moves if m != "vary"] == ["psum"]

@@ -75,7 +75,7 @@ def by_names(norm, layout):
         y = x + md.einsum(h, model["down"], out=(BATCH, LENGTH, D_MODEL))
         return md.mean(md.square(y))
 
-    step = md.lower(md.value_and_grad(loss), layout, md.make_mesh(layout, jax.devices()[:4]))
+    step = md.lower(md.value_and_grad(loss), layout)
     return dict(summary(step.program(model, x).collectives))
 
 

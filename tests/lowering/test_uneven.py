@@ -57,17 +57,6 @@ def test_padding_never_poisons_gradients(rules):
     assert_same(run, data(BATCH, HEADS, low=0.5, high=2), w, v, layout=rules, dims=["vocab"])
 
 
-def test_a_vocabulary_of_50257_over_8():
-    batch, heads, vocab = dims(batch=6, heads=25, vocab=50257)
-
-    def run(x, table):
-        logits = md.einsum(x, table, out=(batch, vocab))
-        return md.logsumexp(logits, vocab), md.argmax(logits, vocab), md.max(logits, vocab)
-
-    rules = layout("vocab -> m", mesh={"m": 8}, uneven="pad")
-    assert_same(run, data(batch, heads), weight(vocab, heads), layout=rules)
-
-
 def test_results_have_their_logical_size_and_no_device_more_than_its_share():
     rules = layout("batch -> data", mesh={"data": 4}, uneven="pad")
     result = md.lower(lambda x: x * 2, rules)(data(BATCH, D))

@@ -20,7 +20,7 @@ from tests.models import common
 CASES = [("fsdp-tensor", 1, False), ("zero1", 8, False), ("fsdp", 2, False), ("tensor", 8, False)]
 CASES += [("sequence", 2, False), ("hybrid-fsdp", 4, True), ("fsdp-sequence", 4, True)]
 CASES += [(name, 8, False) for name in (*common.STAGES, *common.CONTEXT, *common.PIPELINES)]
-CASES += [("fsdp-sequence", 8, False)]
+CASES += [("fsdp-sequence", 8, False), ("data", 8, False)]
 # Each layout has one of the styles, by turns.
 CASES = [(("gpt2", "llama")[i % 2], *case) for i, case in enumerate(CASES)]
 # A layout of two axes stands for those of one: fsdp-sequence for data, fsdp and sequence.
@@ -81,7 +81,7 @@ def losses_on_one_device(style):
     return run(style, common.load("single"))
 
 
-LAYOUTS = ("single", "zero1", "fsdp-tensor", "pipeline-tensor")
+LAYOUTS = (*common.LAYOUTS, *common.PIPELINES)
 TRAINED = [("gpt2", name) for name in ("hybrid-fsdp", "pipeline-tensor")]
 
 
