@@ -52,8 +52,7 @@ DROPPED = {
 # That which has the most kinds of collectives, and those that are compiled beside it: layouts of
 # several axes stand for those of one.
 COMPILED = ("fsdp-sequence",)
-MADE = ["zero2", "fsdp-tensor", "fsdp-sequence", "context-ring", "ulysses", "pipeline-tensor"]
-MADE += ["experts"]
+MADE = ["zero2", "fsdp-sequence", "context-ring", "ulysses", "pipeline-tensor", "experts"]
 
 
 def config_of(name):

@@ -134,7 +134,6 @@ FAMILIES = {
     ),
     "phi3": (Config(style="phi3", **SIZES, **LONG), "sequence"),
     "olmo2": (Config(style="olmo2", **SIZES), "hybrid-fsdp"),
-    "mixtral": (Config(style="mixtral", **SIZES, experts=4), "experts"),
     "bert": (bert.Config(**OTHER, **TEXT), "fsdp-tensor"),
     "vit": (vit.Config(height=16, width=16, patch=4, classes=8, **OTHER), "fsdp-tensor"),
     "t5": (t5.Config(**PAIRS, **OTHER, gated=True, dropout=0.1), "fsdp-sequence"),

@@ -18,7 +18,6 @@ MICRO, ROWS = md.Dim("micro", 2), md.Dim("batch", 8)
 BESIDE = {
     "fsdp": {"parameters": ["d_model -> data"]},
     "fsdp-once": {"parameters": ["d_model -> data"], "gather": "step"},
-    "zero2": {"gradients": ["d_model -> data"], "optimizer": ["d_model -> data"]},
 }
 
 
@@ -54,7 +53,6 @@ CASES = [
     ("llama", 3, 2, 2, "fsdp-once", 2, False),
     ("llama", 8, 4, 2, "fsdp", 1, False),
     ("llama", 4, 2, 2, "fsdp", 1, True),
-    ("gpt2", 4, 4, 1, "zero2", 1, False),
     ("gpt2", 3, 2, 1, "fsdp-once", 1, True),
 ]
 
