@@ -180,7 +180,6 @@ CASES = {
         ),
     ),
 }
-NAMES = {"q|k|v": "batch length _", "keep": "batch length"}
 LAYOUT = md.Layout(
     ["batch? -> data", "length? -> model", "dim4_1? -> model"],
     mesh={"data": 2, "model": 2},

@@ -110,7 +110,7 @@ def test_what_has_no_rule_runs_whole_and_is_listed():
     named = md.from_jax(fn, {"w": "rows columns"})
     layout = md.Layout(["rows -> data"], mesh={"data": 4})
     model = named.pack({"w": jax.random.normal(jax.random.key(0), (8, 4))})
-    found = md.lower(named, layout, md.make_mesh(layout, jax.devices()[:4]))(model)
+    found = md.lower(named, layout)(model)
     assert distance(np.asarray(found), np.asarray(fn(named.unpack(model)))) < 1e-5
     first = named.describe().splitlines()[0]
     assert first.startswith("fallback: `fft` at test_from_jax.py:")
@@ -122,20 +122,23 @@ def test_what_devices_repeat_is_listed_with_its_line():
 
     def fn(x):
         table = jnp.tanh(jnp.ones((64, 64)) @ jnp.ones((64, 64)))
-        return x.sum() + table.sum() + jnp.linalg.solve(x, jnp.ones((8, 4, 2))).sum()
+        whole = jnp.abs(jnp.fft.rfft(x, axis=0)).sum()
+        return x.sum() + table.sum() + jnp.linalg.solve(x, jnp.ones((8, 4, 2))).sum() + whole
 
     named = md.from_jax(fn, {"x": "rows _ _"})
     layout = md.Layout(["rows -> data"], mesh={"data": 4})
     x = named.pack(jnp.ones((8, 4, 4)) + jnp.eye(4))
-    md.lower(named, layout, md.make_mesh(layout, jax.devices()[:4])).program(x)
+    assert "repeated" not in named.describe()
+    md.lower(named, layout).program(x)
     lines = [line for line in named.describe().splitlines() if line.startswith("repeated")]
-    assert lines and all(line.startswith("repeated: test_from_jax.py:") for line in lines)
+    first = fn.__code__.co_firstlineno
+    assert all(line.startswith("repeated: test_from_jax.py:") for line in lines)
+    assert any(line.startswith(f"repeated: test_from_jax.py:{first + 1} (") for line in lines)
+    assert any("(fft" in line and "by 4 devices over data" in line for line in lines)
 
 
 def test_the_record_quotes_lines_of_the_plain_model():
     _, named, args = named_gpt()
     layout = md.Layout.load("tensor").with_mesh({"model": 4})
-    program = md.lower(named, layout, md.make_mesh(layout, jax.devices()[:4])).program(
-        *named.pack(*args)
-    )
+    program = md.lower(named, layout).program(*named.pack(*args))
     assert all(op.lines[0][0].endswith("plain.py") for op in program.ops if op.name == "einsum")

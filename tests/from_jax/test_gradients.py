@@ -13,6 +13,7 @@ from jax.extend.core import jaxprs_in_params
 
 import meshdsl as md
 from tests.from_jax.test_primitives import LAYOUTS, NAMES, check, mixed, operands
+from tests.helpers import only
 
 
 @jax.custom_vjp
@@ -112,9 +113,10 @@ def test_own_gradients():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ("swapped", "uneven"))
-def test_own_gradients_in_every_place(name):
-    check({**CASES, **KEPT}, LAYOUTS[name])
+@pytest.mark.parametrize("first, name", [(0, "swapped"), (1, "uneven")])
+def test_own_gradients_in_every_place(first, name):
+    """Every second one under each of two layouts."""
+    check(dict([*{**CASES, **KEPT}.items()][first::2]), LAYOUTS[name])
 
 
 def products(jaxpr) -> int:
@@ -153,16 +155,13 @@ SOLVED = {
 }
 
 
-@pytest.mark.parametrize(
-    "rule",
-    ["rows -> data", "other? -> data", pytest.param("rows? -> data", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("rule", only(["rows -> data"], SOLVED))
 def test_odeint_has_the_gradient_of_plain_jax(rule):
     loss = lambda args: mixed(SOLVED[rule](*args))
     args = jnp.linspace(0.5, 1, 8), jnp.linspace(1, 2, 8)
     named = md.from_jax(loss, {"0": "rows", "1": "rows"})
     layout = md.Layout([rule], mesh={"data": 4})
-    step = md.lower(md.value_and_grad(named), layout, md.make_mesh(layout, jax.devices()[:4]))
+    step = md.lower(md.value_and_grad(named), layout)
     value, slopes = step(named.pack(args))
     want, wanted = jax.jit(jax.value_and_grad(loss))(args)
     for a, b in zip((value.array, *named.unpack(slopes)), (want, *wanted), strict=True):
@@ -212,8 +211,7 @@ def test_an_error_in_a_derivative_is_one_with_a_line(name):
     fn, what, said = NO_GRADIENT[name]
     named = md.from_jax(lambda w: fn(w).sum(), {"w": "rows"})
     layout = md.Layout(["rows -> data"], mesh={"data": 4})
-    mesh = md.make_mesh(layout, jax.devices()[:4])
     with pytest.raises(md.MeshDSLError) as error:
-        md.lower(md.value_and_grad(named), layout, mesh)(named.pack(jnp.ones(8)))
+        md.lower(md.value_and_grad(named), layout)(named.pack(jnp.ones(8)))
     assert str(error.value).startswith(f"from_jax: {what} at test_gradients.py:")
     assert said in str(error.value)

@@ -134,9 +134,10 @@ def test_some_lookups():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ("swapped", "uneven"))
-def test_lookups_equal_plain_jax(name):
-    check(CASES, LAYOUTS[name])
+@pytest.mark.parametrize("first, name", [(0, "swapped"), (1, "uneven")])
+def test_lookups_equal_plain_jax(first, name):
+    """Every second one under each of two layouts."""
+    check(dict([*CASES.items()][first::2]), LAYOUTS[name])
 
 
 @pytest.mark.parametrize("stride", (1, pytest.param(2, marks=pytest.mark.slow), -2))
@@ -154,7 +155,7 @@ def test_a_convolution_of_a_split_image_moves_what_lies_beside_a_part(stride):
     named = md.from_jax(fn, {"x": "batch height _ _"}, parameters=1, strict=True)
     rules = ["height -> rows", "dim16_1? -> rows", "dim4_2? -> rows"]  # what the result has
     layout = md.Layout(rules, mesh={"rows": 2})
-    step = md.lower(named, layout, md.make_mesh(layout, jax.devices()[:2]))
+    step = md.lower(named, layout)
     packed = named.pack(x, w)
     moves = {m.operation for op in step.program(*packed).ops for m in op.moves}
     assert moves == {"ppermute", "vary"}
@@ -168,6 +169,6 @@ def test_a_lookup_in_a_table_that_stays_split():
     fn = lambda table, ids: jnp.take(table, ids, axis=0) * 2
     named = md.from_jax(fn, {"table": "vocab d_model", "ids": "batch"})
     layout = md.Layout(["vocab -> model"], mesh={"model": 4})
-    step = md.lower(named, layout, md.make_mesh(layout, jax.devices()[:4]))
+    step = md.lower(named, layout)
     moves = [m.operation for op in step.program(*named.pack(table, ids)).ops for m in op.moves]
     assert [m for m in moves if m != "vary"] == ["psum"]

@@ -16,7 +16,6 @@ OTHER = data(BATCH, SOURCE, D_SOURCE, seed=1)
 
 # Rules are optional, because not every layer has all dims.
 LAYOUTS = {
-    "data": layout("batch? -> p", mesh={"p": 4}),
     "fsdp": layout("batch? -> p", mesh={"p": 4}, parameters=["d_model?, d_ff? -> p"]),
     "tensor": layout(
         "batch? -> d", "heads?, d_ff?, vocab? -> m", "length? -> m", mesh={"d": 2, "m": 4}

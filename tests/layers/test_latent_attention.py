@@ -20,7 +20,6 @@ TURNED, VALUE_DIM, QUERY_LATENT = (
 SIZES = (D_MODEL, HEADS, HEAD_DIM, LATENT, TURNED)
 OTHER = {"value_dim": VALUE_DIM, "query_latent": QUERY_LATENT}
 LAYER = LatentAttention.init(jax.random.key(0), *SIZES, **OTHER)
-SWITCHED = Window(3, md.tensor(True, ()))
 X = md.random.normal(jax.random.key(1), (BATCH, LENGTH, D_MODEL))
 
 
@@ -70,10 +69,10 @@ def test_position_by_position_comes_what_comes_of_all_at_once(window):
     sizes = {d.name: d.size for t in (cache.key, cache.value) for d in t.dims}
     assert sizes == {"batch": 4, "memory": 8, "turned": 4, "latent": 10}  # no heads
     cache = jax.tree.map(jnp.zeros_like, cache)
+    advance = jax.jit(lambda x, cache, at: LAYER.step(x, cache, at, turn(at), window=window))
     for i in range(LENGTH.size):
         position = md.broadcast(md.tensor(i, ()), (BATCH,))
-        x = md.take(X, position, LENGTH)
-        step, cache = LAYER.step(x, cache, position, turn(position), window=window)
+        step, cache = advance(md.take(X, position, LENGTH), cache, position)
         assert distance(step.array, whole.array[:, i]) < 1e-5
 
 
@@ -96,7 +95,7 @@ def test_layouts_change_nothing(rules):
 
     segments = md.tensor(np.repeat([[0, 0, 0, 1, 1, 1, 2, 2]], 4, 0), (BATCH, LENGTH))
     step = md.value_and_grad(loss)
-    expected, slopes = step(LAYER, X, segments)
+    expected, slopes = jax.jit(step)(LAYER, X, segments)
     value, found = md.lower(step, layout)(LAYER, X, segments)
     assert distance(value.array, expected.array) < 1e-5
     jax.tree.map(lambda a, b: np.testing.assert_array_less(distance(a, b), 1e-5), found, slopes)

@@ -25,13 +25,11 @@ W, B = weight(D, C, ins=(D,), seed=2), weight(C, seed=3)
 MESHES = ({"m": 2, "n": 4}, {"n": 4, "m": 2})
 RULES = {
     "data": dict(rules=["batch -> m"]),
-    "data over both": dict(rules=["batch -> m, n"]),
     "fsdp": dict(rules=["batch -> m"], parameters=["d -> m"]),
     "zero1": dict(rules=["batch -> n"], optimizer=["d -> n", "c -> m"]),
     "tensor": dict(rules=["c -> n", "batch -> m"]),
     "features": dict(rules=["d -> n", "c -> m"]),
     "hybrid": dict(rules=["batch -> m, n"], parameters=["d -> n"]),
-    "microbatches split": dict(rules=["micro? -> m", "batch -> n"]),
     "microbatches take the axis": dict(
         rules=["micro? -> n", "batch -> n", "d -> m"], parameters=["c -> n"]
     ),
@@ -53,7 +51,7 @@ def loss(params, x, ids=None):
     }
 
 
-@every(LAYOUTS, "data over both", "tensor", "microbatches split")
+@every(LAYOUTS, "data", "fsdp", "features", "tensor")
 def test_gradients_and_aux_are_the_same_lowered(rules):
     mesh = md.make_mesh(rules)
     for accumulate, args in ((None, (X,)), (MICRO, (XS, IDS))):
@@ -114,7 +112,7 @@ USES = {
 }
 
 
-@every(LAYOUTS, "data over both", "tensor", "microbatches split")
+@every(LAYOUTS, "data", "fsdp", "features", "tensor")
 def test_parameters_may_be_used_in_every_way(rules):
     run = lambda w, x, v: {
         name: fn(w if i % 2 else v, x) for i, (name, fn) in enumerate(USES.items())
@@ -128,7 +126,7 @@ def test_parameters_that_are_closed_over_have_gradients_too():
     assert_equal(md.lower(run, rules)(X), run(X))
 
 
-@pytest.mark.parametrize("name", ["data", "fsdp", "tensor"])
+@pytest.mark.parametrize("name", ["fsdp", "tensor"])
 def test_second_derivatives_are_the_same_lowered_and_recorded(name):
     value = lambda w, x: md.mean(md.square(md.tanh(md.einsum(x, w, out=(BATCH, C)))))
     assert_same(

@@ -1,7 +1,6 @@
 """Random programs under random layouts: a lowering never changes results or gradients."""
 
 import jax
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,11 +134,6 @@ RULE = st.tuples(st.sampled_from("abcdv"), st.sampled_from(range(3)))
 RULES = st.lists(RULE, max_size=5)
 
 
-EACH_MESH = pytest.mark.parametrize(
-    "mesh", MESHES, ids=lambda mesh: "-".join(f"{a}{n}" for a, n in mesh.items())
-)
-
-
 def lines(mesh, rules, zigzag=()):
     return [
         {
@@ -150,49 +144,45 @@ def lines(mesh, rules, zigzag=()):
     ]
 
 
-@EACH_MESH
-def test_random_programs_are_the_same_lowered(mesh):
-    @settings(max_examples=settings.default.max_examples // 5)
-    @given(STEPS, RULES, RULES, RULES, ZIGZAG, st.sampled_from([EVEN, UNEVEN]))
-    def same(steps, rules, parameters, optimizer, zigzag, size):
-        rules = lines(mesh, rules, zigzag)
-        others = lines(mesh, parameters[:2]), lines(mesh, optimizer[:2])
-        layout = md.Layout(rules, *others, mesh, uneven="pad")
-        a, b, c, _ = four(size)
-        x, y = data(a, b, seed=1), data(b, c, seed=2)
-        assert_same(
-            program(steps), x, y, weight(c, a, seed=3), layout=layout, tolerance=2e-5, floor=1.0
-        )
-
-    same()
+FEW = st.lists(RULE, max_size=2)
+# What a scan carries is a value, of parameters too.
+STEPS_OF_PARAMETERS = steps_of(OPS.keys() - {"scan"})
+MESH, MANY = st.sampled_from(MESHES), settings.default.max_examples
 
 
-@EACH_MESH
-def test_what_parameters_alone_make_lies_as_a_parameter_beside_its_gradient(mesh):
+@settings(max_examples=MANY * 3 // 5)
+@given(MESH, STEPS, RULES, FEW, FEW, ZIGZAG, st.sampled_from([EVEN, UNEVEN]))
+def test_random_programs_are_the_same_lowered(
+    mesh, steps, rules, parameters, optimizer, zigzag, size
+):
+    others = lines(mesh, parameters), lines(mesh, optimizer)
+    layout = md.Layout(lines(mesh, rules, zigzag), *others, mesh, uneven="pad")
+    a, b, c, _ = four(size)
+    args = data(a, b, seed=1), data(b, c, seed=2), weight(c, a, seed=3)
+    assert_same(program(steps), *args, layout=layout, tolerance=2e-5, floor=1.0)
+
+
+@settings(max_examples=MANY * 2 // 5)
+@given(MESH, STEPS_OF_PARAMETERS, FEW, FEW, FEW, FEW, st.sampled_from(md.layout.GATHER))
+def test_what_parameters_alone_make_lies_as_a_parameter_beside_its_gradient(
+    mesh, steps, rules, parameters, gradients, optimizer, gather
+):
     """Returned with the gradient or by itself: no rule for gradients or an optimizer splits it."""
-    few = st.lists(RULE, max_size=2)
-    steps = steps_of(OPS.keys() - {"scan"})  # what a scan carries is a value, of parameters too
+    levels = [lines(mesh, each) for each in (rules, parameters, optimizer)]
+    layout = md.Layout(*levels, mesh, lines(mesh, gradients), gather, uneven="pad")
+    a, b, c, _ = four(EVEN)
+    weights = weight(a, b, seed=1), weight(b, c, seed=2), weight(c, a, seed=3)
 
-    @settings(max_examples=settings.default.max_examples // 5)
-    @given(steps, few, few, few, few, st.sampled_from(md.layout.GATHER))
-    def as_parameters(steps, rules, parameters, gradients, optimizer, gather):
-        levels = [lines(mesh, each) for each in (rules, parameters, optimizer)]
-        layout = md.Layout(*levels, mesh, lines(mesh, gradients), gather, uneven="pad")
-        a, b, c, _ = four(EVEN)
-        weights = weight(a, b, seed=1), weight(b, c, seed=2), weight(c, a, seed=3)
+    def loss(weights):
+        made = program(steps)(*weights)
+        return sum([md.mean(md.square(x)) for x in made], start=md.sum(weights[0])), made
 
-        def loss(weights):
-            made = program(steps)(*weights)
-            return sum([md.mean(md.square(x)) for x in made], start=md.sum(weights[0])), made
+    def run(*weights):
+        (_, made), grads = md.value_and_grad(loss, has_aux=True)(weights)
+        return (made, program(steps)(*weights)), grads
 
-        def run(*weights):
-            (_, made), grads = md.value_and_grad(loss, has_aux=True)(weights)
-            return (made, program(steps)(*weights)), grads
-
-        placed = md.make_mesh(layout)
-        made, grads = found = md.lower(run, layout, placed, dims="abcdv")(*weights)
-        assert_equal(found, jax.jit(run)(*weights), tolerance=2e-5, floor=1.0)
-        assert_by_law(made, layout, placed, "parameters")
-        assert_by_law(grads, layout, placed, "optimizer")
-
-    as_parameters()
+    placed = md.make_mesh(layout)
+    made, grads = found = md.lower(run, layout, placed, dims="abcdv")(*weights)
+    assert_equal(found, jax.jit(run)(*weights), tolerance=2e-5, floor=1.0)
+    assert_by_law(made, layout, placed, "parameters")
+    assert_by_law(grads, layout, placed, "optimizer")

@@ -8,7 +8,6 @@ from tests.helpers import assert_same, collectives, data, dims, every, integers,
 BATCH, LENGTH, HEADS, VOCAB, D = dims(batch=6, length=10, heads=25, vocab=17, d=12)
 MESH = {"data": 4, "model": 2}
 LAYOUTS = {
-    "batch": layout("batch -> data", mesh=MESH, uneven="pad"),
     "batch over two axes": layout("batch -> data, model", mesh=MESH, uneven="pad"),
     "minor first": layout("batch -> model, data", "vocab? -> data", mesh=MESH, uneven="pad"),
     "several": layout("heads?, vocab?, length? -> data", "batch -> model", mesh=MESH, uneven="pad"),
@@ -30,30 +29,19 @@ def language_model(table, w, ids, targets):
     return md.mean(nats), md.argmax(logits, VOCAB), md.softmax(logits, VOCAB)
 
 
-def attention(x, w):
-    q = md.einsum(x, w, out=(..., HEADS))
-    k = md.rename(q, LENGTH, "memory")
-    scores = md.softmax(
-        md.einsum(q, k, out=(BATCH, HEADS, LENGTH, k.dim("memory"))) * 0.3, "memory"
-    )
-    return md.einsum(scores, k, out=(BATCH, LENGTH, HEADS))
+def under(*names, slow=()):
+    """Cases for some of the layouts."""
+    return every({name: LAYOUTS[name] for name in (*names, *slow)}, *slow)
 
 
-@every(LAYOUTS, "batch", "minor first", "one rule")
+@under("over eight", "at rest too", slow=("several", "minor first"))
 def test_a_language_model_is_the_same_with_padded_dims(rules):
     ids, targets = integers(BATCH, LENGTH, below=17), integers(BATCH, LENGTH, below=17, seed=5)
     weights = weight(VOCAB, D), weight(D, VOCAB, ins=D, seed=2)
     assert_same(language_model, *weights, ids, targets, layout=rules)
 
 
-@every(LAYOUTS, "batch", "minor first", "one rule")
-def test_attention_is_the_same_with_padded_dims(rules):
-    assert_same(
-        attention, data(BATCH, LENGTH, D), weight(D, HEADS, ins=D), layout=rules, dims=["vocab"]
-    )
-
-
-@every(LAYOUTS, "batch", "minor first", "one rule")
+@under("batch over two axes", "one rule", slow=("several",))
 def test_padding_never_poisons_gradients(rules):
     """In padding a logarithm or a quotient may be anything.
 
@@ -67,25 +55,6 @@ def test_padding_never_poisons_gradients(rules):
 
     w, v = data(HEADS, low=1, high=2), data(BATCH, low=1, high=2)
     assert_same(run, data(BATCH, HEADS, low=0.5, high=2), w, v, layout=rules, dims=["vocab"])
-
-
-def test_a_length_of_1000_over_6_parts():
-    length, d = dims(length=1000, d=3)
-    rules = layout("length -> m, n", mesh={"m": 2, "n": 3}, uneven="pad")
-    square = lambda x: md.einsum(x, x, out=(d,))
-    run = lambda x: (md.softmax(x, length), md.cumsum(x, length), md.max(x, length), square(x))
-    assert_same(run, data(length, d), layout=rules)
-
-
-def test_a_vocabulary_of_50257_over_8():
-    batch, heads, vocab = dims(batch=6, heads=25, vocab=50257)
-
-    def run(x, table):
-        logits = md.einsum(x, table, out=(batch, vocab))
-        return md.logsumexp(logits, vocab), md.argmax(logits, vocab), md.max(logits, vocab)
-
-    rules = layout("vocab -> m", mesh={"m": 8}, uneven="pad")
-    assert_same(run, data(batch, heads), weight(vocab, heads), layout=rules)
 
 
 def test_results_have_their_logical_size_and_no_device_more_than_its_share():

@@ -53,12 +53,10 @@ SUMMED_EARLY = by(sum="layer")
 HYBRID_SUMMED_EARLY = replace(HYBRID, sum="layer")
 ALL = dict(
     zero2=ZERO2,
-    once=ONCE,
     once_zero2=ONCE_ZERO2,
     hybrid=HYBRID_ZERO2,
     tensor=by("d_ff -> model", mesh={"data": 2, "model": 4}, gradients=["d_model -> data"]),
     optimizer=replace(ZERO2, mesh={"data": 4, "other": 2}, optimizer=["d_ff -> other"]),
-    summed=SUMMED_EARLY,
     hybrid_summed=HYBRID_SUMMED_EARLY,
     layers=by(mesh={"data": 3}, uneven="pad", gradients=["layers -> data"]),
     uneven=by(
@@ -72,7 +70,11 @@ ALL = dict(
 XS = data(MICRO, BATCH, LENGTH, D, seed=7)
 
 
-@every(ALL, "once", "hybrid_summed", "optimizer")
+SLOW = "zero2", "hybrid_summed", "optimizer"
+QUICK = "once_zero2", "hybrid", "tensor", "layers", "uneven_once"
+
+
+@every({name: ALL[name] for name in (*QUICK, *SLOW)}, *SLOW)
 def test_loss_and_gradients_are_those_of_one_device(rules):
     assert_same(
         lambda x, *weights: md.mean(md.square(stacked(weights, x))), X, *STACK, layout=rules

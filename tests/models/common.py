@@ -1,6 +1,7 @@
 """The small transformers that the tests of this folder run, and the meshes that they run on."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import jax
@@ -93,6 +94,28 @@ def batch(
 def loss(model: Transformer, batch, key):
     key = key.array if isinstance(key, md.Tensor) else key
     return model.loss(batch["tokens"], batch["targets"], key=key)
+
+
+value_and_grad = md.value_and_grad(loss, has_aux=True)
+
+
+@functools.cache
+def on_one_device(config: Config, rows: md.Dim = BATCH):
+    """A model, a batch and a key, and the loss and gradients of these on one device."""
+    args = init(config), batch(config, rows=rows), jax.random.key(5)
+    return args, jax.jit(value_and_grad)(*args)
+
+
+def assert_like_one_device(config: Config, layout: Layout, rows: md.Dim = BATCH):
+    """Loss and every gradient under a layout are those of one device; returns the program."""
+    args, ((value, aux), gradients) = on_one_device(config, rows)
+    traced, program = md.lower(value_and_grad, layout).trace_program(*args)
+    (found, found_aux), found_gradients = traced.lower().compile()(*args)
+    np.testing.assert_allclose(found.array, value.array, rtol=1e-6)
+    for name, expected in aux.items():
+        np.testing.assert_allclose(found_aux[name].array, expected.array, rtol=1e-6)
+    assert_same_gradients(found_gradients, gradients)
+    return program
 
 
 def assert_same_gradients(found, expected, tolerance: float = 1e-5) -> None:

@@ -21,8 +21,6 @@ from tests.models import test_published, test_published_encoders
 
 TABLE = Path(__file__).with_name("derived.json")
 OLD = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}}
-# `model_type` of each class of configurations in the tests of published models.
-KIND = {"GPT2Config": "gpt2", "Gemma3TextConfig": "gemma3_text", "Glm4Config": "glm4"}
 
 
 def files():

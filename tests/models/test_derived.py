@@ -221,13 +221,6 @@ LONG = FILES["phi3, longrope"]["rope_parameters"]
             {"attention_bias": True},
             "attention_bias=true: expected false, which alone",
         ),
-        ("llama", {"model_type": ["llama"]}, 'the architecture `["llama"]` is not known'),
-        (
-            "llama",
-            {"is_causal": False},
-            "is_causal=false: expected true, which alone is known here",
-        ),
-        ("t5", {"is_causal": False}, "is_causal=false: expected true, which alone is known here"),
         ("gpt2", {"is_causal": False}, "is_causal=false: expected true, which alone is known here"),
         ("vit", {"id2label": {"cat": 0}}, 'id2label={"cat": 0}: expected a name for the number of'),
         ("vit", {"patch_size": 5}, "not cut into square patches of patch_size=5"),

@@ -58,10 +58,10 @@ EXCHANGES = {
 MORE = {name: common.on(common.load(name), 2) for name in ("tensor", "context", "ulysses")}
 # Each layout has one kind or two, and each kind a pipeline or an exchange beside split experts.
 UNDER = {
-    "capacity": ["experts", "experts-data", "experts-exchange", "pipeline"],
+    "capacity": ["experts", "experts-data", "experts-exchange"],
     "dropless": ["experts-tensor", "exchange in a pipeline", "exchange along the length"],
-    "deepseek": ["experts-fsdp", "fsdp-sequence", "context", "exchange"],
-    "gpt_oss": ["experts-tensor", "pipeline", "tensor", "ulysses"],
+    "deepseek": ["experts-fsdp", "context", "exchange"],
+    "gpt_oss": ["pipeline", "ulysses"],
 }
 BATCHES = {
     name: integers(BATCH, LENGTH, below=32, seed=i) for i, name in enumerate(("tokens", "targets"))
@@ -92,7 +92,7 @@ def test_a_model_with_experts_is_the_same_under_every_layout(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, name",
-    [("deepseek", "experts-tensor"), ("deepseek", "fsdp-sequence"), ("gpt_oss", "tensor")],
+    [("deepseek", "fsdp-sequence"), ("gpt_oss", "tensor")],
 )
 def test_a_text_goes_on_as_on_one_device(kind, name):
     config = Config(**{**EXPERTS, **KINDS[kind], "length": 24})
@@ -110,15 +110,9 @@ def test_position_by_position_comes_what_comes_of_all_at_once(kind):
     config = Config(**{**EXPERTS, **KINDS[kind], "capacity": 0.0})
     model = config.init(jax.random.key(0))
     tokens, memory = BATCHES["tokens"], md.Dim("memory", 16)
-    expected = np.asarray(model(tokens).array)
+    expected = np.asarray(jax.jit(lambda model: model(tokens).array)(model))
     last = md.iota(BATCH) * 0 + 9
     logits, cache = model.prefill(tokens["length", :10], last, memory)
     np.testing.assert_allclose(logits.array, expected[:, 9], atol=2e-5)
     logits, _ = model.step(tokens["length", 10], cache, last + 1)
     np.testing.assert_allclose(logits.array, expected[:, 10], atol=2e-5)
-
-
-def test_flops_are_of_the_experts_that_a_token_uses():
-    dense = Config(**SIZES, d_ff=24).step_flops(rows=1)[0]
-    several = Config(**EXPERTS).step_flops(rows=1)[0]
-    assert several - dense == 6 * 16 * 2 * (3 * 16 * 24 + 16 * 8)

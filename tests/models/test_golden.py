@@ -44,7 +44,6 @@ QUICK = [name for name in ALL if name not in SLOW]
 # those; and the keys that the backward pass sends to the next device have just been sent there, as
 # attention is recomputed; and the loss of the router's logits, which has no weight here.
 DROPPED = {
-    "sequence": {("all_gather", ("model",)): (2, 1024)},
     "fsdp-sequence": {("all_gather", ("model",)): (2, 256)},
     "pipeline-tensor": {("all_gather", ("model",)): (2, 256)},
     "experts": {("psum", ("data", "expert")): (2, 8)},
@@ -53,8 +52,7 @@ DROPPED = {
 # That which has the most kinds of collectives, and those that are compiled beside it: layouts of
 # several axes stand for those of one.
 COMPILED = ("fsdp-sequence",)
-MADE = ["zero2", "hybrid-fsdp", "sequence", "fsdp-tensor", "fsdp-sequence", "context-ring"]
-MADE += ["ulysses", "pipeline-tensor", "experts"]
+MADE = ["zero2", "fsdp-sequence", "context-ring", "ulysses", "pipeline-tensor", "experts"]
 
 
 def config_of(name):

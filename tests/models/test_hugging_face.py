@@ -66,6 +66,21 @@ def folder_of(config, path, tensors):
     return path
 
 
+def written(path, style, change=lambda tensors: None, **other):
+    """A small model in a folder, its tensors changed: its configuration, tensors and folder."""
+    config = small(style, **other)
+    tensors = drawn(config)
+    change(tensors)
+    return config, tensors, folder_of(config, path / "there", tensors)
+
+
+def there_and_back(path, folder):
+    """The tensors that an import and an export of it make of a folder."""
+    assert main(["import", "hf", str(folder), "--out", str(path / "run")]) == 0
+    assert main(["export", "hf", str(path / "run"), "--out", str(path / "back")]) == 0
+    return load_file(path / "back/model.safetensors")
+
+
 @pytest.mark.parametrize("name", SIZES)
 def test_settings_of_every_size_come_back_from_its_config_json(name):
     model = Config(**SIZES[name])
@@ -98,13 +113,9 @@ def test_published_configurations_are_read_as_the_sizes_by_name():
 
 
 @pytest.mark.parametrize("style", ["gpt2", "phi3", "gemma3"])
-def test_tensors_come_in_and_go_out_bit_by_bit(style, tmp_path, capsys):
-    config = small(style)
-    tensors = drawn(config)
-    folder = folder_of(config, tmp_path / "there", tensors)
-    assert main(["import", "hf", str(folder), "--out", str(tmp_path / "run")]) == 0
-    assert main(["export", "hf", str(tmp_path / "run"), "--out", str(tmp_path / "back")]) == 0
-    back = load_file(tmp_path / "back/model.safetensors")
+def test_tensors_come_in_and_go_out_bit_by_bit(style, tmp_path):
+    config, tensors, folder = written(tmp_path, style)
+    back = there_and_back(tmp_path, folder)
     assert back.keys() == tensors.keys()
     assert all(np.array_equal(back[name], tensors[name]) for name in tensors)
     again = json.loads((tmp_path / "back/config.json").read_text())
@@ -112,9 +123,7 @@ def test_tensors_come_in_and_go_out_bit_by_bit(style, tmp_path, capsys):
 
 
 def test_several_files_with_an_index_are_written_and_read(tmp_path):
-    config = small("qwen3", biases=())
-    tensors = drawn(config)
-    folder = folder_of(config, tmp_path / "there", tensors)
+    config, _, folder = written(tmp_path, "qwen3", biases=())
     for made, out in (("there", "a"), ("back", "b")):
         assert main(["import", "hf", str(tmp_path / made), "--out", str(tmp_path / out)]) == 0
         words = ["--out", str(tmp_path / "back"), "--limit", "2e-6"]
@@ -171,8 +180,7 @@ def test_a_download_that_cannot_be_is_one_error(
 
 @pytest.mark.parametrize("style", ["gpt2", "phi3"])
 def test_any_slice_of_a_parameter_is_read_alone(style, tmp_path):
-    config = small(style)
-    folder = folder_of(config, tmp_path / "there", drawn(config))
+    config, _, folder = written(tmp_path, style)
     tensors = PublishedTensors(TensorFiles(folder), style, described_parameters(config))
     random = np.random.default_rng(1)
     for name, leaf in tensors.leaves.items():
@@ -187,9 +195,7 @@ def test_any_slice_of_a_parameter_is_read_alone(style, tmp_path):
 
 
 def test_a_matrix_has_its_heads_and_features_where_they_belong(tmp_path):
-    config = small("phi3")
-    there = drawn(config)
-    folder = folder_of(config, tmp_path / "there", there)
+    config, there, folder = written(tmp_path, "phi3")
     tensors = PublishedTensors(TensorFiles(folder), "phi3", described_parameters(config))
     fused = there["model.layers.1.self_attn.qkv_proj.weight"]  # 24 rows of queries, 12 of keys
     query = tensors.read("blocks.layer.attention.query.weight", ())  # layers, d_model, 2, 2, 6
@@ -210,10 +216,7 @@ def test_norms_of_an_older_bert_have_other_names(tmp_path):
         for n, tensor in there.items()
     }
     assert sum(name.endswith(("gamma", "beta")) for name in renamed) == 12
-    folder = folder_of(config, tmp_path / "there", renamed)
-    assert main(["import", "hf", str(folder), "--out", str(tmp_path / "run")]) == 0
-    assert main(["export", "hf", str(tmp_path / "run"), "--out", str(tmp_path / "back")]) == 0
-    back = load_file(tmp_path / "back/model.safetensors")
+    back = there_and_back(tmp_path, folder_of(config, tmp_path / "there", renamed))
     assert all(np.array_equal(back[name], there[name]) for name in there)
 
 
@@ -221,8 +224,7 @@ WRONG = (None, True, -1, "x", [], ["x"], {}, {"a": ["b"]})
 
 
 def test_what_is_wrong_with_a_folder_is_one_line(tmp_path, capsys):
-    config = small("llama")
-    folder = folder_of(config, tmp_path / "there", drawn(config))
+    _, _, folder = written(tmp_path, "llama")
     about, index = folder / "config.json", folder / "model.safetensors.index.json"
     said = json.loads(about.read_text())
     cases = [(about, {**said, "vocab_size": value}, "config.json: vocab_size=") for value in WRONG]
@@ -250,10 +252,8 @@ def test_what_is_wrong_with_a_folder_is_one_line(tmp_path, capsys):
 
 @pytest.mark.parametrize("own", [False, True])
 def test_an_output_layer_in_the_files_is_one_of_its_own_unless_it_is_a_copy(own, tmp_path):
-    config = small("llama", tied="yes")
-    tensors = drawn(config)
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + np.float32(own)
-    folder = folder_of(config, tmp_path / "there", tensors)
+    head = lambda t: {"lm_head.weight": t["model.embed_tokens.weight"] + np.float32(own)}
+    _, _, folder = written(tmp_path, "llama", lambda t: t.update(head(t)), tied="yes")
     model = published_settings(folder)
     assert model["model.tied"] == ("no" if own else "yes")
     assert main(["import", "hf", str(folder), "--out", str(tmp_path / "run")]) == 0
@@ -261,9 +261,7 @@ def test_an_output_layer_in_the_files_is_one_of_its_own_unless_it_is_a_copy(own,
 
 
 def test_the_files_of_the_model_are_told_from_others_beside_them(tmp_path):
-    config = small("llama")
-    tensors = drawn(config)
-    folder = folder_of(config, tmp_path / "there", tensors)
+    _, tensors, folder = written(tmp_path, "llama")
     save_file({"other": np.zeros(2, np.float32)}, folder / "consolidated.safetensors")
     (folder / "pytorch_model.bin.index.json").write_text("{}")
     assert TensorFiles(folder).leaves.keys() == tensors.keys()
@@ -289,10 +287,7 @@ def test_the_files_of_the_model_are_told_from_others_beside_them(tmp_path):
     ],
 )
 def test_one_error_names_a_tensor_that_does_not_fit(change, said, tmp_path, capsys):
-    config = small("llama")
-    tensors = drawn(config)
-    change(tensors)
-    folder = folder_of(config, tmp_path / "there", tensors)
+    _, _, folder = written(tmp_path, "llama", change)
     assert main(["import", "hf", str(folder), "--out", str(tmp_path / "run")]) != 0
     assert said in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -304,7 +299,7 @@ def test_what_their_files_cannot_say_is_not_written():
 
 
 def test_a_model_of_more_tensors_than_any_file_has_is_refused_soon(tmp_path):
-    folder = folder_of(small("llama"), tmp_path / "there", drawn(small("llama")))
+    _, _, folder = written(tmp_path, "llama")
     like = described_parameters(small("mixtral", experts=10_000, layers=10_000))
     with pytest.raises(md.MeshDSLError, match=r"missing: .*, and \d+ more"):
         PublishedTensors(TensorFiles(folder), "mixtral", like)

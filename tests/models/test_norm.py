@@ -14,7 +14,6 @@ from meshdsl.train.config import Config as Run
 from meshdsl.train.settings import read, to_toml
 from tests.models import common
 
-EPSILONS = (1e-5, 1e-6, 0.5)
 SMALL = {
     "llama": dataclasses.replace(common.CONFIGS["llama"], dropout=0.0, kv_heads=0, heads=4),
     "gpt2": dataclasses.replace(common.CONFIGS["gpt2"], dropout=0.0, heads=4),
@@ -90,8 +89,7 @@ def norms(model):
     return [part for part in jax.tree.leaves(model, is_leaf=is_norm) if is_norm(part)]
 
 
-@pytest.mark.parametrize("epsilon", EPSILONS)
-@pytest.mark.parametrize("style", SMALL)
+@pytest.mark.parametrize("style, epsilon", [("llama", 1e-6), ("llama", 0.5), ("gpt2", 0.5)])
 def test_logits_are_those_of_the_formula_with_the_epsilon_of_the_model(style, epsilon):
     config = dataclasses.replace(SMALL[style], norm_epsilon=epsilon)
     model, tokens = common.init(config), common.batch(config)["tokens"]

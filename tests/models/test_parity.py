@@ -17,42 +17,21 @@ from meshdsl.train.step import TrainStep
 from tests.helpers import only
 from tests.models import common
 
-CASES = [("single", 1, False)]
-CASES += [
-    (name, n, False) for name in ("data", "zero1", "fsdp", "tensor", "sequence") for n in (2, 8)
-]
-CASES += [(name, 1, False) for name in ("fsdp", "fsdp-tensor")]
-CASES += [
-    (name, n, n == 4) for name in ("hybrid-fsdp", "fsdp-tensor", "fsdp-sequence") for n in (4, 8)
-]
+CASES = [("fsdp-tensor", 1, False), ("zero1", 8, False), ("fsdp", 2, False), ("tensor", 8, False)]
+CASES += [("sequence", 2, False), ("hybrid-fsdp", 4, True), ("fsdp-sequence", 4, True)]
 CASES += [(name, 8, False) for name in (*common.STAGES, *common.CONTEXT, *common.PIPELINES)]
-# Each layout on each number of devices has one of the styles, by turns, so that a layout on several
-# numbers of devices has both.
+CASES += [("fsdp-sequence", 8, False), ("data", 8, False)]
+# Each layout has one of the styles, by turns.
 CASES = [(("gpt2", "llama")[i % 2], *case) for i, case in enumerate(CASES)]
 # A layout of two axes stands for those of one: fsdp-sequence for data, fsdp and sequence.
-QUICK = [("gpt2", name, 8, False) for name in ("fsdp-tensor", "fsdp-sequence", "context-ring")]
-QUICK += [("llama", name, 8, False) for name in ("zero2", "ulysses")]
-
-value_and_grad = md.value_and_grad(common.loss, has_aux=True)
-
-
-@functools.cache
-def one_device(style):
-    config = common.CONFIGS[style]
-    model, batch = common.init(config), common.batch(config)
-    return model, batch, jax.jit(value_and_grad)(model, batch, jax.random.key(5))
+QUICK = [("llama", name, 8, False) for name in ("fsdp-sequence", "ulysses")]
+QUICK += [("gpt2", "context-ring", 8, False)]
 
 
 @pytest.mark.parametrize("style, name, devices, reverse", only(QUICK, CASES))
 def test_loss_and_every_gradient_equal_one_device(style, name, devices, reverse):
-    model, batch, ((value, aux), grads) = one_device(style)
     layout = common.on(common.load(name), devices, reverse=reverse)
-    (got, got_aux), got_grads = md.lower(value_and_grad, layout)(model, batch, jax.random.key(5))
-    np.testing.assert_allclose(got.array, value.array, rtol=1e-6)
-    np.testing.assert_allclose(
-        got_aux["cross_entropy"].array, aux["cross_entropy"].array, rtol=1e-6
-    )
-    common.assert_same_gradients(got_grads, grads)
+    common.assert_like_one_device(common.CONFIGS[style], layout)
 
 
 def in_a_ring(layout, order):
@@ -69,17 +48,11 @@ def in_a_ring(layout, order):
     [
         ("llama", "fsdp-sequence", 8, "zigzag"),
         ("gpt2", "sequence", 8, "natural"),
-        ("gpt2", "sequence", 2, "zigzag"),
     ],
 )
 def test_products_in_a_ring_give_the_loss_and_gradients_of_one_device(style, name, devices, order):
-    model, batch, ((value, _), grads) = one_device(style)
     layout = in_a_ring(common.on(common.load(name), devices), order)
-    lowered = md.lower(value_and_grad, layout)
-    traced, program = lowered.trace_program(model, batch, jax.random.key(5))
-    (got, _), got_grads = traced.lower().compile()(model, batch, jax.random.key(5))
-    np.testing.assert_allclose(got.array, value.array, rtol=1e-6)
-    common.assert_same_gradients(got_grads, grads)
+    program = common.assert_like_one_device(common.CONFIGS[style], layout)
     moved = [(program.op_of(c), c) for c in program.collectives if c.axes == ("model",)]
     assert {c.operation for op, c in moved if op and op.name == "einsum"} == {"ppermute"}
 
@@ -109,7 +82,7 @@ def losses_on_one_device(style):
 
 
 LAYOUTS = (*common.LAYOUTS, *common.PIPELINES)
-TRAINED = [("gpt2", name) for name in ("hybrid-fsdp", "fsdp-sequence", "pipeline-tensor")]
+TRAINED = [("gpt2", name) for name in ("hybrid-fsdp", "pipeline-tensor")]
 
 
 @pytest.mark.slow  # test_whole_step, test_uneven and test_loop train under layouts by default
@@ -126,7 +99,7 @@ def test_ten_steps_of_training_give_the_same_losses(style, name):
         ("llama", ("single", "hybrid-fsdp", "fsdp-sequence")),
         pytest.param("gpt2", LAYOUTS, marks=pytest.mark.slow),
     ],
-    ids=["llama under three", "gpt2 under all"],
+    ids=["llama", "gpt2"],
 )
 def test_initial_parameters_are_bit_equal_under_every_layout(style, names):
     config = common.CONFIGS[style]
@@ -151,20 +124,16 @@ LONG = {"rotary_scaling": "longrope", "rotary_length": 8, "rotary_gain": 1.2}
 LONG |= {"rotary_short": (1.0, 1.1), "rotary_long": (2.0, 3.0)}
 TEXT = {"vocab": 32, "length": 16, "mask_token": 3}
 PAIRS = {"decoder_layers": 4, "head_dim": 4, "vocab": 32, "source": 16, "length": 16}
-# Each other family under a layout that splits what is its own. The tests above have all shipped
-# layouts, and test_architecture has choices of gemma3 and olmo2 under more of them.
+# Each other family under a layout that splits what is its own. The tests above have the shipped
+# layouts, and test_architecture has the windows, biases and norms of other styles under more.
 FAMILIES = {
-    "mistral": (Config(style="mistral", **SIZES, window=5), "context-ring"),
-    "qwen2": (Config(style="qwen2", **SIZES), "pipeline-fsdp"),
     "qwen3": (Config(style="qwen3", **SIZES), "fsdp-sequence"),
     "gemma2": (
         Config(style="gemma2", **SIZES, **WINDOWS, attention_softcap=5.0, logit_softcap=3.0),
         "ulysses",
     ),
-    "gemma3": (Config(style="gemma3", **SIZES, **WINDOWS, rotary_local_base=100.0), "context"),
     "phi3": (Config(style="phi3", **SIZES, **LONG), "sequence"),
     "olmo2": (Config(style="olmo2", **SIZES), "hybrid-fsdp"),
-    "mixtral": (Config(style="mixtral", **SIZES, experts=4), "experts"),
     "bert": (bert.Config(**OTHER, **TEXT), "fsdp-tensor"),
     "vit": (vit.Config(height=16, width=16, patch=4, classes=8, **OTHER), "fsdp-tensor"),
     "t5": (t5.Config(**PAIRS, **OTHER, gated=True, dropout=0.1), "fsdp-sequence"),

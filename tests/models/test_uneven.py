@@ -4,7 +4,6 @@ It runs under shipped layouts with `uneven = "pad"`.
 """
 
 import dataclasses
-import functools
 
 import jax
 import numpy as np
@@ -15,7 +14,6 @@ import meshdsl as md
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.step import TrainStep
 from tests.models import common
-from tests.models.test_parity import value_and_grad
 
 SIZES = {"d_ff": 60, "vocab": 67, "length": 18}
 CONFIGS = {
@@ -34,24 +32,9 @@ def batch(config, seed=1):
     return common.batch(config, seed, BATCH)
 
 
-# Layouts of two axes stand for those of one.
-CASES = [("llama", "hybrid-fsdp"), ("llama", "fsdp-sequence"), ("gpt2", "fsdp-tensor")]
-
-
-@functools.cache
-def one_device(style):
-    config = CONFIGS[style]
-    args = common.init(config), batch(config), jax.random.key(5)
-    return args, jax.jit(value_and_grad)(*args)
-
-
-@pytest.mark.slow  # a run under fsdp-tensor, below, and lowering/test_uneven do it by default
-@pytest.mark.parametrize("style, name", CASES)
-def test_loss_and_every_gradient_equal_one_device(style, name):
-    args, ((value, _), grads) = one_device(style)
-    (got, _), got_grads = md.lower(value_and_grad, load(name))(*args)
-    np.testing.assert_allclose(got.array, value.array, rtol=1e-6)
-    common.assert_same_gradients(got_grads, grads)
+@pytest.mark.slow  # lowering/test_uneven does it by default
+def test_loss_and_every_gradient_equal_one_device():
+    common.assert_like_one_device(CONFIGS["llama"], load("fsdp-sequence"), BATCH)
 
 
 def step_under(layout, optimizer):

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from functools import partial
-from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,6 @@ from tests.ops.attention_operands import BATCH, GROUP, HEADS, RING, beside, oper
 
 pads = partial(layout, uneven="pad")
 LAYOUTS = {
-    "batch": pads("batch -> x", mesh={"x": 4}),
     "heads": pads("batch -> x", "heads? -> y", mesh={"x": 2, "y": 2}),
     "queries": pads("batch -> x", "queries -> y", mesh={"x": 2, "y": 4}),
     "memory at rest": pads("queries -> y", "memory -> y", mesh={"y": 4}),
@@ -141,32 +139,29 @@ def test_attention_is_its_formula(name):
     fn, args, formula = case(name)
     result, grads = jax.jit(with_gradients(fn, args))(*args)
     floats = [t.array for t in args if jnp.issubdtype(t.dtype, jnp.floating)]
-    assert_equal(result.array, jax.jit(formula)(*floats))
     weights = data(*result.dims, seed=100, low=0.5, high=1.5).array
-    by_all = tuple(range(len(floats)))
-    slopes = jax.jit(jax.grad(lambda *xs: (formula(*xs) * weights).sum(), argnums=by_all))
-    assert_equal([t.array for t in grads], list(slopes(*floats)), "gradient")
+    loss = lambda xs: (jnp.sum((made := formula(*xs)) * weights), made)
+    slopes, made = jax.jit(jax.grad(loss, has_aux=True))(floats)
+    assert_equal(result.array, made)
+    assert_equal([t.array for t in grads], slopes, "gradient")
 
 
 QUICK = [
     ("causal window", "ring and heads"),
-    ("soft cap", "context"),
-    ("bias", "ring of 2"),
     ("sinks", "memory and heads"),
     ("segments", "ring of 2"),
     ("positions", "memory at rest"),
-    ("other lengths", "memory over two"),
     ("other features", "heads"),
     ("several blocks", "memory"),
 ]
 SLOW = [
-    ("plain", "batch"),
-    ("causal", "ring of 4"),
+    ("soft cap", "context"),
+    ("other lengths", "memory over two"),
     ("window", "queries"),
-    *product(["causal window", "segments"], ["ring by groups", "ring over two"]),
-    *product(["bias", "other lengths"], ["ring within parts"]),
+    ("causal window", "ring by groups"),
+    ("segments", "ring over two"),
+    ("bias", "ring within parts"),
     ("several blocks", "ring of 8"),
-    ("sinks", "context"),
 ]
 
 
@@ -330,16 +325,3 @@ def test_attention_in_parts_of_next_to_nothing(under, rows, columns):
     args = operands(rows=rows, columns=columns)
     fn = lambda q, k, v: md.attention(q, k, v, window=3)
     assert_same(fn, *args, layout=LAYOUTS[under], floor=1.0)
-
-
-def test_with_its_save_point_kept_the_backward_pass_computes_no_output_again():
-    """Two products forward, and backward five: the scores, and one for each of four cotangents."""
-    args = operands()
-
-    def products(**kept):
-        layer = lambda q, k, v: md.sin(md.attention(md.sin(q), k, v, causal=True))
-        run = with_gradients(md.checkpoint(layer, **kept), args)
-        return str(jax.make_jaxpr(run)(*args)).count("dot_general[")
-
-    assert products(save="attention") == 2 + 5
-    assert products() == 2 + 2 + 5

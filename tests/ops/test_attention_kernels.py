@@ -50,14 +50,14 @@ CHOICES = {
 }
 
 
-def program_on(target, how, sizes, rules=("batch -> x",), mesh=None):
-    """The program of attention and its gradients, as it is lowered for a target."""
+def program_on(target, how, sizes, gradients=False):
+    """The program of attention, as it is lowered for a target."""
     args = operands(**{"rows": 128, "columns": 128, "features": 64, "dtype": jnp.bfloat16} | sizes)
     how = how | {name: beside(name, *args[:2]) for name in how.keys() & TENSORS}
-    fn = with_gradients(lambda q, k, v: md.attention(q, k, v, **how), args)
-    mesh = mesh or {"x": 4}
-    where: Any = abstract_mesh(mesh, target)
-    return md.lower(fn, md.Layout(list(rules), mesh=mesh), where).program(*args)
+    fn = lambda q, k, v: md.attention(q, k, v, **how)
+    where: Any = abstract_mesh({"x": 4}, target)
+    rules = md.Layout(["batch -> x"], mesh={"x": 4})
+    return md.lower(with_gradients(fn, args) if gradients else fn, rules, where).program(*args)
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -81,6 +81,27 @@ def test_explain_says_why_a_kernel_of_the_platform_does_not_run():
     ]
 
 
+# What there is of forward and backward pass if the save point is kept, and of forward again if not.
+SAVED = {"blocks": ("dot_general[", 2 + 5, 2), "splash": ("local_kernel[", 1 + 1, 1)}
+SAVED |= {"pallas": ("local_kernel[", 1 + 2, 1)}
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_with_its_save_point_kept_attention_does_not_run_forward_again(name):
+    """Blocks are products: two forward, and five backward, of which one makes the scores again."""
+    args = operands(rows=128, columns=128, features=64)
+    primitive, kept, again = SAVED[name]
+
+    def found(**how):
+        attend = lambda q, k, v: md.attention(md.sin(q), k, v, implementation=name)
+        run = with_gradients(md.checkpoint(lambda q, k, v: md.sin(attend(q, k, v)), **how), args)
+        program = md.lower(run, md.Layout(["batch -> x"], mesh={"x": 4})).program(*args)
+        return str(program.jaxpr).count(primitive)
+
+    assert found(save="attention") == kept
+    assert found() == kept + again
+
+
 def test_a_kernel_has_its_flops_and_explain_names_it():
     """Two products forward and five backward; causal ones count half, whoever computes them.
 
@@ -95,7 +116,7 @@ def test_a_kernel_has_its_flops_and_explain_names_it():
         ("cpu", {}, "blocks", 1.0),
     )
     for platform, forced, kernel, computed in rows:
-        program = program_on(platform, how | forced, sizes)
+        program = program_on(platform, how | forced, sizes, gradients=True)
         graph = kernel_graph(program)
         assert counted_flops(graph, program) == pytest.approx(6 * one / 2)
         (op,) = (op for op in program.ops if op.name == "attention")

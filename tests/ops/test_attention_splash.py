@@ -1,8 +1,9 @@
 """Attention by splash, interpreted on CPU and compiled for TPU, equals that by blocks."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import meshdsl as md
@@ -13,6 +14,7 @@ from meshdsl.predict.compiler.topology import target_devices
 from tests.helpers import assert_equal, assert_same, layout, only, with_gradients
 from tests.ops.attention_operands import GROUP, HEADS, RING, beside, blocks_and, operands
 
+BOTH = {"x": 2, "y": 2}
 SPLASH = {
     "plain": {},
     "causal window": {"causal": True, "window": 100},
@@ -22,17 +24,22 @@ SPLASH = {
 }
 
 
-@pytest.mark.parametrize("name", only(["causal window", "segments"], SPLASH))
-def test_splash_equals_blocks(name):
-    """Interpreted, with a head_dim of less than a lane and with several blocks of keys."""
-    args = operands(rows=128, columns=640, features=64)
-    expected, found = blocks_and("splash", SPLASH[name], *args)
-    assert_equal(found, expected, tolerance=2e-5)
+SIZES = {  # rows and columns
+    "several blocks of keys": (128, 640),
+    "no multiples of a block": (150, 200),
+    "queries that see no key": (256, 128),
+}
+CASES = [("plain", "several blocks of keys"), ("segments", "several blocks of keys")]
+CASES += [("causal window", "no multiples of a block"), ("near", "queries that see no key")]
 
 
-def test_splash_takes_lengths_that_are_no_multiples_of_a_block():
-    args = operands(rows=150, columns=200, features=32)
-    expected, found = blocks_and("splash", SPLASH["causal window"], *args)
+@pytest.mark.parametrize("name, sizes", only(CASES[1:], CASES))
+def test_splash_equals_blocks(name, sizes):
+    """Interpreted, with a head_dim of less than a lane."""
+    rows, columns = SIZES[sizes]
+    numbers = {"near": {"window": 5}, **SPLASH}[name]
+    args = operands(rows=rows, columns=columns, features=32)
+    expected, found = blocks_and("splash", numbers, *args)
     assert_equal(found, expected, tolerance=2e-5)
 
 
@@ -48,34 +55,27 @@ def assert_as_blocks(args, numbers, under):
     assert [op.kernel for op in program.ops if op.name == "attention"] == ["splash"]
 
 
-UNEVEN = {
-    "ring": layout("queries -> y", RING, mesh={"y": 2}, uneven="pad"),
-    "memory": layout("memory -> y", mesh={"y": 2}, uneven="pad"),
-    "both": layout("queries -> x", "memory -> y", mesh={"x": 2, "y": 2}, uneven="pad"),
-    "queries": layout("queries -> x", mesh={"x": 3}, uneven="pad"),
+pads = partial(layout, uneven="pad")
+# What it asks for, how long queries and keys are, and how they are split; 599 is 300 and 299.
+IN_PARTS = {
+    "ring of 4": ("segments", 512, pads("queries -> y", RING, mesh={"y": 4})),
+    "ring by batch": ("window", 256, pads("batch -> x", "queries -> y", RING, mesh=BOTH)),
+    "uneven ring": ("causal window", 599, pads("queries -> y", RING, mesh={"y": 2})),
+    "uneven queries and keys": ("soft cap", 599, pads("queries -> x", "memory -> y", mesh=BOTH)),
+    "uneven queries": ("segments", 383, pads("queries -> x", mesh={"x": 3})),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, under", [*zip(list(SPLASH)[1:], UNEVEN, strict=True)])
-def test_splash_takes_uneven_parts(name, under):
-    """Two parts of 300 and 299, or three of 128, 128 and 127."""
-    length = 383 if under == "queries" else 599
-    args = operands(rows=length, columns=length, features=32)
-    assert_as_blocks(args, SPLASH[name], UNEVEN[under])
-
-
-def test_queries_that_see_no_key_find_nothing_by_splash_too():
-    args = operands(rows=256, columns=128, features=64)
-    expected, found = blocks_and("splash", {"window": 5}, *args)
-    assert_equal(found, expected, tolerance=2e-5)
-    assert not np.any(found[0].array[:, :, :, 140:])
+@pytest.mark.parametrize("name, length, under", IN_PARTS.values(), ids=IN_PARTS)
+def test_splash_in_parts_equals_blocks(name, length, under):
+    assert_as_blocks(operands(rows=length, columns=length, features=32), SPLASH[name], under)
 
 
 @pytest.mark.parametrize(
     "rules",
     [
-        layout("batch -> x", "heads -> y", mesh={"x": 2, "y": 2}),
+        layout("batch -> x", "heads -> y", mesh=BOTH),
         pytest.param(layout("queries -> x", mesh={"x": 2}), marks=pytest.mark.slow),
     ],
     ids=["batch and heads", "queries"],
@@ -115,41 +115,11 @@ def test_parts_of_the_queries_may_see_nothing_of_a_block_of_keys(rows, columns, 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("blocks_of_128_keys")
-@pytest.mark.parametrize("rows, columns, how", BY_COLUMNS.values(), ids=BY_COLUMNS)
-def test_splash_by_blocks_of_keys_equals_blocks(rows, columns, how):
+@pytest.mark.parametrize("name", [*BY_COLUMNS][1::2] + [*BY_COLUMNS][-1:])
+def test_splash_by_blocks_of_keys_equals_blocks(name):
+    rows, columns, how = BY_COLUMNS[name]
     args = operands(rows=rows, columns=columns, features=32)
     assert_as_blocks(args, how, layout("queries -> x", mesh={"x": 2}))
-
-
-IN_PARTS = {
-    "ring of 2": layout("queries -> y", RING, mesh={"y": 2}),
-    "ring of 4": layout("queries -> y", RING, mesh={"y": 4}),
-    "ring by batch": layout("batch -> x", "queries -> y", RING, mesh={"x": 2, "y": 2}),
-    "memory": layout("memory -> y", mesh={"y": 2}),
-    "queries and memory": layout("queries -> x", "memory -> y", mesh={"x": 2, "y": 2}),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, under", [*zip(SPLASH, IN_PARTS, strict=True), ("segments", "ring of 4")]
-)
-def test_splash_in_parts_equals_blocks(name, under):
-    args = operands(rows=512, columns=512, features=64)
-    assert_as_blocks(args, SPLASH[name], IN_PARTS[under])
-
-
-def test_with_its_save_point_kept_splash_does_not_run_forward_again():
-    args = operands(rows=128, columns=128, features=64)
-
-    def kernels(**kept):
-        attend = lambda q, k, v: md.attention(q, k, v, implementation="splash")
-        run = with_gradients(md.checkpoint(lambda q, k, v: md.sin(attend(q, k, v)), **kept), args)
-        program = md.lower(run, layout("batch -> x", mesh={"x": 4})).program(*args)
-        return str(program.jaxpr).count("local_kernel[")
-
-    assert kernels(save="attention") == 2
-    assert kernels() == 3
 
 
 def test_splash_needs_no_mesh_with_axes():

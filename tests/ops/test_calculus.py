@@ -32,7 +32,7 @@ LAYOUTS = {
     "zero": layout("a -> m, n", mesh={"m": 2, "n": 2}, optimizer=["b -> n", "e -> m"]),
     "uneven": layout("a -> m", "e -> n", mesh={"m": 3, "n": 2}, uneven="pad"),
 }
-RULES = every({name: LAYOUTS[name] for name in ("fsdp", "zero", "uneven")}, "fsdp")
+RULES = every({name: LAYOUTS[name] for name in ("zero", "uneven")}, "uneven")
 ONE = md.tensor(1.0, ())
 NAMES = ("a", "b", "e", "t")
 

@@ -68,7 +68,7 @@ def test_a_rest_contracts_what_parameters_say_that_they_contract():
         md.einsum(X, weight(B, C, D, ins=(C,)), out=(..., D))
 
 
-@pytest.mark.parametrize("leading", [(), ("batch",), ("batch", "beam")], ids=len)
+@pytest.mark.parametrize("leading", [(), ("batch", "beam")], ids=len)
 def test_attention_is_written_for_any_leading_dims(leading):
     """The recipe of docs/language.md."""
     length, memory, head_dim = dims(length=4, memory=6, head_dim=2)
@@ -97,18 +97,12 @@ def test_einsum_is_the_same_lowered(rules):
 
 
 def test_contracting_again_and_again_is_the_same_lowered():
-    def run(x, y, z):
+    def run(x, y, z, number):
         h = md.einsum(x, y, out=(..., D), contract=(B, C))
         h = md.einsum(h, h, md.einsum(y, out=(D, C)), out=(A, C))
-        return md.einsum(h, md.tensor(2.0, ()), z, out=(C, E))
+        return md.einsum(h, md.tensor(2.0, ()), number, z, out=(C, E))
 
-    assert_same(run, X, Y, Z, layout=LAYOUTS["everything"])
-
-
-def test_scalars_multiply():
-    s = md.tensor(3.0, ())
-    run = lambda x, s: md.einsum(x, s, s, out=(A, C))
-    assert_same(run, X, s, layout=LAYOUTS["everything"], dims=("d",))
+    assert_same(run, X, Y, Z, md.tensor(3.0, ()), layout=LAYOUTS["everything"])
 
 
 def test_preferred_element_type_is_that_of_the_result():

@@ -21,18 +21,17 @@ from tests.helpers import (
     weight,
 )
 
-A, B, E, T, S = dims(a=8, b=8, e=8, t=4, s=2)
+A, B, E, T = dims(a=8, b=8, e=8, t=4)
 X, XS, ROW = data(A, B), data(T, A, B, seed=1), data(B, seed=2)
 MIX = weight(B, E, ins=(B,), seed=4)
 LAYOUTS = {
     "data": layout("a -> m", mesh={"m": 4}, parameters=["b -> m"]),
-    "both": layout("a -> m", "b -> n", mesh={"m": 2, "n": 4}),
     "the mapped dim over both, minor first": layout(
         "t? -> n, m", "a -> m", "b -> n", mesh={"m": 2, "n": 2}
     ),
     "uneven": layout("a -> m", "b -> n", "t? -> m", mesh={"m": 3, "n": 2}, uneven="pad"),
 }
-RULES = every(LAYOUTS, "data", "both")
+RULES = every(LAYOUTS, "data", "the mapped dim over both, minor first")
 
 
 def small(h):

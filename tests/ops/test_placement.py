@@ -34,10 +34,10 @@ ONE_AXIS = {
 }
 
 
-def state(axes: dict[str, str]):
-    """The arguments of reshard where the axes, in order, are in the states that `axes` says."""
-    split = {d: [x for x, s in axes.items() if s == d.name] for d in (A, B)}
-    return {d: over for d, over in split.items() if over}, [x for x, s in axes.items() if s == "+"]
+def state(text: str):
+    """The arguments of reshard where axes, in order, are in states: "pa q+" has `p` split `a`."""
+    split = {d: [x for x, s in text.split() if s == d.name] for d in (A, B)}
+    return {d: over for d, over in split.items() if over}, [x for x, s in text.split() if s == "+"]
 
 
 def moved(*states):
@@ -60,20 +60,6 @@ def forward(fn, *args, **how):
     for (operation, _), (count, _) in summary(program.collectives).items():
         counts[operation] = counts.get(operation, 0) + count
     return counts
-
-
-@pytest.mark.parametrize(
-    ("before", "after"), ONE_AXIS, ids=lambda s: {"-": "whole", "+": "pending"}.get(s, s)
-)
-def test_one_axis_moves_by_one_collective(before, after):
-    start, end = state({"q": before}), state({"q": after})
-    closing = forward(moved(end), X)  # what it takes to leave from the state at the end
-    both = forward(moved(start, end), X)
-    expected = {**closing}
-    for operation, count in ONE_AXIS[before, after].items():
-        expected[operation] = expected.get(operation, 0) + count
-    assert both == expected
-    assert_same(moved(start, end), X, layout=layout(mesh=MESH))
 
 
 def test_the_docs_say_what_one_axis_costs():
@@ -107,15 +93,21 @@ SEVERAL_AXES = {
 }
 
 
-@pytest.mark.parametrize("name", SEVERAL_AXES)
-def test_several_axes_move_by_as_few_collectives(name):
-    *states, expected = SEVERAL_AXES[name]
-    before, after = ({x[0]: x[1] for x in text.split()} for text in states)
-    end = state(after)
-    closing = forward(moved(end), X)
+MOVES = {name: (state(a), state(b), moves) for name, (a, b, moves) in SEVERAL_AXES.items()}
+MOVES |= {f"{a} {b}": (state(f"q{a}"), state(f"q{b}"), ONE_AXIS[a, b]) for a, b in ONE_AXIS}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_axes_move_by_as_few_collectives_as_can_be(name):
+    before, after, expected = MOVES[name]
+    closing = forward(moved(after), X)  # what it takes to leave from the state at the end
     total = {op: closing.get(op, 0) + expected.get(op, 0) for op in {**closing, **expected}}
-    assert forward(moved(state(before), end), X) == total
-    assert_same(moved(state(before), end), X, layout=layout(mesh=MESH))
+    assert forward(moved(before, after), X) == total
+
+
+def test_what_moves_stays_the_same():
+    every = lambda x: [moved(before, after)(x) for before, after, _ in MOVES.values()]
+    assert_same(every, X, layout=layout(mesh=MESH))
 
 
 def test_a_replica_is_cut_again_for_free_and_ops_keep_to_the_law():

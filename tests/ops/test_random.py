@@ -11,7 +11,7 @@ import pytest
 import meshdsl as md
 from meshdsl.ops import bitwise, random
 from meshdsl.ops.threefry import product64
-from tests.helpers import assert_same, collectives, data, dims, layout, only
+from tests.helpers import assert_same, collectives, data, dims, layout
 
 A, B, C = DIMS = dims(a=4, b=8, c=6)
 SHAPE = (4, 8, 6)
@@ -58,17 +58,6 @@ ROUNDED = {
 DRAWS = EXACT | ROUNDED
 
 
-@pytest.mark.parametrize("name", DRAWS)
-def test_draws_are_those_of_jax(name):
-    draw, theirs = DRAWS[name]
-    found, expected = draw(KEY, DIMS), theirs(KEY, SHAPE)
-    assert found.dims == DIMS and found.dtype == expected.dtype
-    if name in EXACT:
-        assert np.array_equal(found.array, expected)
-    # XLA's erf_inv has errors of 6e-6.
-    np.testing.assert_allclose(found.array, expected, rtol=1e-5, atol=1e-6)
-
-
 GOLDEN = {
     "bits": [0x12F51D7E, 0x1456847D, 0xD503FD90, 0x687F4641],
     "uniform": [0x3D97A8E0, 0x3DA2B420, 0x3F5503FC, 0x3ED0FE8C],
@@ -85,25 +74,32 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_draws_are_the_same_bits_in_every_version_of_jax(name):
-    found = np.asarray(DRAWS[name][0](KEY, DIMS).array)
+def test_draws_are_those_of_jax_and_the_same_bits_in_every_version_of_it(name):
+    draw, theirs = DRAWS[name]
+    made, expected = draw(KEY, DIMS), theirs(KEY, SHAPE)
+    assert made.dims == DIMS and made.dtype == expected.dtype
+    found = np.asarray(made.array)
+    if name in EXACT:
+        assert np.array_equal(found, expected)
+    # XLA's erf_inv has errors of 6e-6.
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     found = found.astype(np.uint32) if found.dtype == bool else found.view(np.uint32)
     assert [hex(n) for n in found.ravel()[::48]] == [hex(n) for n in GOLDEN[name]]
 
 
-@pytest.mark.parametrize("rules", only(LAYOUTS[3:], LAYOUTS[2:]))
-def test_draws_are_the_same_bits_lowered_and_fused_with_anything(rules):
+def test_draws_are_the_same_bits_lowered_and_fused_with_anything():
     def run(key, x):
-        wholes = {name: draw(key, DIMS) for name, (draw, _) in DRAWS.items()}
+        wholes = {name: draw(key, DIMS) for name, (draw, _) in EXACT.items()}
         parts = {name: draw(key, DIMS, like=x) for name, (draw, _) in DRAWS.items()}
         fused = {name: draw(key, (A, B), like=x) for name, (draw, _) in ROUNDED.items()}
         return wholes, parts, {name: (t + x, t) for name, t in fused.items()}
 
     how = {"gradients": False, "tolerance": 0.0}
-    _, ((wholes, parts, fused), _) = assert_same(run, KEY, X, layout=rules, **how)
+    _, ((wholes, parts, fused), _) = assert_same(run, KEY, X, layout=LAYOUTS[3], **how)
     for name, (draw, _) in DRAWS.items():
-        assert np.array_equal(wholes[name].array, draw(KEY, DIMS).array), name
-        assert np.array_equal(parts[name].array, wholes[name].array), name
+        alone = draw(KEY, DIMS).array
+        assert np.array_equal(parts[name].array, alone), name
+        assert name not in wholes or np.array_equal(wholes[name].array, alone), name
     for name, (_, alone) in fused.items():
         assert np.array_equal(alone.array, DRAWS[name][0](KEY, (A, B)).array), name
 

@@ -106,21 +106,6 @@ def test_no_product_is_with_an_expert_that_was_not_chosen():
     assert "ragged" not in text and f"{E.size},{B.size * L.size}" not in text
 
 
-@pytest.mark.slow
-def test_an_expert_may_have_a_bias():
-    bias = data(E, F)
-
-    def expert(groups, rows, up, bias, down):
-        return groups.dot(jnp.tanh(groups.dot(rows, up) + groups.take(bias)), down)
-
-    x, ids, share, _, up, down = operands()
-    found = md.routed(expert, x, ids, share, (up, bias, down), E, sums="f")
-    h = md.tanh(md.einsum(x, up, out=(B, L, E, F)) + md.broadcast(bias, (B, L, E, F)))
-    chosen = md.sum(md.one_hot(ids, E) * md.broadcast(share, (*share.dims, E)), K)
-    expected = md.einsum(md.einsum(h, down, out=(B, L, E, D)), chosen, out=(B, L, D))
-    np.testing.assert_allclose(found.array, expected.array, atol=2e-5)
-
-
 def test_cumcount_counts_equal_elements_before_each():
     ids = integers(B, md.Dim("c", 13), below=5)
     found, bins = md.cumcount(ids, "c", md.Dim("e", 4)).array, 4

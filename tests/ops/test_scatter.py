@@ -189,16 +189,6 @@ def test_sums_by_segment_are_those_of_numpy():
     assert np.allclose(by_row.sum(0), md.transpose(found, (C, W)).array, atol=1e-6)
 
 
-def test_take_undoes_a_scatter():
-    v, i = dims(v=16, i=5)
-    ids = md.tensor(jnp.array([3, 15, 0, 7, 8]), (i,))
-    rows = data(i, C)
-    run = lambda rows: md.take(
-        scatter(md.tensor(jnp.zeros((16, 2)), (v, C)), ids, rows, v, how="set"), ids, v
-    )
-    assert np.array_equal(run(rows).array, rows.array)
-
-
 COUNTS = {
     "into a split dim": ("v -> m", {how: {} for how in HOW}),
     "split updates": (

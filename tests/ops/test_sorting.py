@@ -92,7 +92,7 @@ def test_order_is_that_of_numpy(x):
     assert all(t.dtype == x.dtype for t in (found["sort"], found["top_k"][0], found["median"]))
 
 
-@every(LAYOUTS, "the dim over both")
+@every(LAYOUTS, "the dim over both", "three parts")
 def test_order_is_the_same_lowered(rules):
     assert_same(every_order, TIES, layout=rules)
 
@@ -154,7 +154,7 @@ def test_searches_are_those_of_numpy():
     )
 
 
-@every(LAYOUTS, "the dim over both")
+@every(LAYOUTS, "the dim over both", "three parts")
 def test_searches_are_the_same_lowered(rules):
     assert_same(searches, SORTED, WANTED, layout=rules, dims=("k",), gradients=False)
 

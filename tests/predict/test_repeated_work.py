@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import jax.numpy as jnp
 
 import meshdsl as md
@@ -61,22 +60,3 @@ def test_a_loop_counts_for_each_turn_and_what_it_carries_differs_as_it_comes_out
     of_body = [one for one in found.values() if "tanh" in one.ops]
     assert [one.axes for one in of_body] == [("model",)]
     assert of_body[0].flops >= 5 * 4 * 16
-
-
-def test_plain_code_without_names_is_in_the_list():
-    def fn(x):
-        mask = jnp.sin(jnp.arange(64.0)).reshape(8, 8)
-        return jnp.abs(jnp.fft.rfft(x @ mask, axis=0)).sum()
-
-    named = md.from_jax(fn, {"x": "rows columns"})
-    layout = md.Layout(["rows -> data"], mesh={"data": 4})
-    x = named.pack(jnp.ones((8, 8)))
-    assert "repeated" not in named.describe()
-    md.lower(named, layout, md.make_mesh(layout, jax.devices()[:4])).trace(x)
-    lines = [line for line in named.describe().splitlines() if line.startswith("repeated: ")]
-    first = fn.__code__.co_firstlineno
-    assert any(
-        line.startswith(f"repeated: test_repeated_work.py:{first + 1} (") and "sin" in line
-        for line in lines
-    )
-    assert any("(fft" in line and "by 4 devices over data" in line for line in lines)

@@ -256,6 +256,9 @@ def cudnn_lacks(options: Options, place: Place, query, key, value, sides: Sides)
         return f"its heads are multiples of 8 up to {widest}, not {inner} and {features}"
     if query.dtype not in (jnp.bfloat16, jnp.float16) or not query.size or not key.size:
         return f"it takes bfloat16 and float16, not {query.dtype}"
+    rows, columns = query.shape[-2], key.shape[-2]
+    if rows % 2 or columns % 2:
+        return f"it takes even numbers of queries and keys, not {rows} and {columns}"
     return ""
 
 
