@@ -19,7 +19,7 @@ from tests.helpers import only
 from tests.hosts.test_hosts import ROOT, free_port
 from tests.train.common import SHORT, losses
 
-LAYOUTS = ("data", "fsdp-tensor", "sequence")
+LAYOUTS = ("data", "fsdp-tensor")
 TRAIN = """
 from meshdsl_cli import main
 code = main(["train", "--layout", "{layout}", "--steps", "3", "--out", "{out}", *{settings}])
