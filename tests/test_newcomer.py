@@ -227,7 +227,7 @@ def called(name: str, args: tuple, named: dict) -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_wrong_argument_is_a_mesh_dsl_error_in_one_line(name):
-    public(name)(*CALLS[name][0], **CALLS[name][1])
+    called(name, *CALLS[name])
     raw = []
     for what, args, named in clumsy_calls(name):
         try:

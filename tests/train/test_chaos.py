@@ -19,7 +19,6 @@ from meshdsl.train.checkpoints.saved_arrays import verify
 from tests.train.common import losses, train
 from tests.train.test_kill_matrix import NIGHTLY, TINY, environment, members
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
 SCHEDULE = ["kill 1", "pause 0", "kill 0", "kill the restored 1"]
 PAUSE = 4.0  # seconds, which is less than a process is waited for
 DEADLINE = 240.0  # seconds until a fault is over
