@@ -117,8 +117,18 @@ def room_of_module(module: str) -> str:
 
 @cache
 def imported_by(*modules: str) -> list[str]:
-    """The modules of meshdsl that a program has which imports these."""
-    program = f"import sys; import {', '.join(modules)}; print(*sys.modules)"
+    """The modules of meshdsl that a program has which imports these.
+
+    They leave signals alone.
+    """
+    program = f"""
+import signal, sys
+heard = lambda: [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+before = heard()
+import {", ".join(modules)}
+assert heard() == before and signal.set_wakeup_fd(-1) == -1
+print(*sys.modules)
+"""
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

@@ -1,10 +1,10 @@
 """Every error says what was asked, the dims with sizes, the rule at fault and what is legal.
 
-A new case is a row in the table of its subject, in one of the files below: a call that is wrong,
-and the text of its error, in which ` … ` stands for any text. A row of an op stands in the file of
-ops that do alike, under the comment of its group. What many public functions check by the same few
-lines (the type of an argument, that a dim is there, that a number is whole) has some rows, and not
-one for each.
+A new case is a row in the table of its subject, in one of the files beside this one: a call that
+is wrong, and the text of its error, in which ` … ` stands for any text. A row of an op stands in
+the file of ops that do alike, under the comment of its group. What many public functions check by
+the same few lines (the type of an argument, that a dim is there, that a number is whole) has some
+rows, and not one for each.
 """
 
 import re

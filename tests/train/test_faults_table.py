@@ -84,10 +84,6 @@ FAULTS = {
         *(holding("run/config.toml", b"stepps = 1"), AGAIN),
         "did you mean `steps`",
     ),
-    "another number of features": (
-        *(nothing, [*AGAIN, "model.d_ff=32"]),
-        f"{OTHER}`params.blocks.layer.mlp.gate.weight` is",
-    ),
     "another optimizer": (nothing, [*AGAIN, "optimizer.name=lion"], f"{OTHER}`opt_state"),
     "its own data is gone": (
         lambda: change("run/config.toml", "text.txt", "gone.txt"),
