@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from meshdsl_cli import main
+from tests.helpers import only
 
 DOCS = Path(__file__).parents[1] / "docs"
 # Each page, and what its program prints.
@@ -29,7 +30,11 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("page", PAGES)
+# What the other pages are about has quick tests: of `md.ledger`, `md.from_jax` and experts.
+QUICK = PAGES.keys() - {"ledger.md", "from-jax.md", "experts.md"}
+
+
+@pytest.mark.parametrize("page", only(QUICK, PAGES))
 def test_the_program_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     # It asks for the devices that the tests have already.
