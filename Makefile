@@ -37,7 +37,7 @@ test: $(VENV)/.installed-test
 
 test-slow: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m slow $(ARGS) || [ $$? = 5 ]  # 5: none is slow
-	HYPOTHESIS_PROFILE=nightly $(VENV)/bin/python -m pytest $(BITS)
+	HYPOTHESIS_PROFILE=nightly $(VENV)/bin/python -m pytest -n 2 $(BITS)
 
 test-all: test test-slow
 

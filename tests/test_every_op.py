@@ -2,8 +2,8 @@
 
 Hypothesis draws the op, its dims, their sizes and dtype, a mesh of one to three axes and a layout
 in which anything may be split, evenly or not. Dims may be empty, and numbers of any kind; an op
-that refuses them does so in the same words. An op has two examples, and twenty in the nightly
-profile; of component-wise ones, which are alike, one in ten has so many.
+that refuses them does so in the same words. An op has one example, which is not the simplest, and
+twenty in the nightly profile; of component-wise ones, which are alike, one in ten has so many.
 """
 
 import jax
@@ -20,7 +20,7 @@ from tests.catalogue.read import families, own_moves
 from tests.helpers import assert_same, data, integers
 
 FAMILIES = families()
-EXAMPLES = 20 if settings.default.max_examples > 100 else 2
+EXAMPLES = 20 if settings.default.max_examples > 100 else 1
 MESHES = [
     {"p": 8},
     {"p": 4},
@@ -117,6 +117,8 @@ def dims_of(trees) -> set[str]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_op_is_the_same_under_every_layout(family):
     def same(data, entries):
+        # Hypothesis begins with the simplest of everything, of which this is False.
+        assume(data.draw(st.booleans(), label="not the simplest"))
         entry = data.draw(st.sampled_from(entries), label="op")
         case = entry.case(Drawn(data.draw))
         dtypes = FLOATS if entry.floats else FLOATS + OTHERS

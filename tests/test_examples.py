@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from tests.helpers import only
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+SPLIT = ("batch", "d_ff", "classes")  # by one of the layouts of 02_model.py each
 
 
 @cache
@@ -28,13 +30,6 @@ def losses(text: str) -> list[float]:
     return [float(x) for x in re.findall(r"loss ([\d.]+)", text)]
 
 
-def test_the_course_is_numbered_and_each_program_is_short():
-    course = sorted(path.name for path in EXAMPLES.glob("[0-9]*.py"))
-    assert [name[:2] for name in course] == ["01", "02", "03", "04", "05", "06"]
-    lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
-    assert max(lines[name] for name in course) <= 80 and lines["vit.py"] < 150
-
-
 def test_an_einsum_moves_something_only_where_the_dim_is_split_that_it_sums_over(capsys):
     example("01_einsum")["main"]()
     moved = re.findall(r"moved: (.*)", capsys.readouterr().out)
@@ -42,7 +37,7 @@ def test_an_einsum_moves_something_only_where_the_dim_is_split_that_it_sums_over
 
 
 @pytest.mark.parametrize(
-    "rules", [[], ["batch -> devices"], ["d_ff -> devices"], ["classes -> devices"]]
+    "rules", only([[], ["d_ff -> devices"]], [[], *([f"{dim} -> devices"] for dim in SPLIT)])
 )
 def test_the_model_learns_the_same_under_every_layout(rules, capsys):
     example("02_model")["main"](rules)
@@ -70,10 +65,10 @@ def test_a_run_goes_on_under_another_layout_as_if_it_had_not_stopped(tmp_path, c
 
 @pytest.mark.slow
 def test_two_processes_train_a_family_and_one_goes_on(tmp_path, capfd):
-    example("05_two_processes")["main"](tmp_path / "run", steps=10)
+    example("05_two_processes")["main"](tmp_path / "run", steps=4)
     said = capfd.readouterr().out
     assert "mesh data=4 on 4 cpu devices" in said and "mesh data=4 model=2 on 8" in said
-    assert "resumed after step 10" in said and "step 15: validation loss" in said
+    assert "resumed after step 4" in said and "step 6: validation loss" in said
 
 
 @pytest.mark.slow
@@ -122,7 +117,8 @@ def test_labels_that_fill_up_a_batch_do_not_count(vit):
     family, model, batch = vit
     filled = batch | {"label": md.where(md.iota(batch["label"].dims[0]) < 4, batch["label"], -1)}
     few = {name: md.slice(field, "batch", 0, 4) for name, field in batch.items()}
-    found, expected = (family.loss(model, each, None) for each in (filled, few))
+    loss = jax.jit(lambda model, batch: family.loss(model, batch, None))
+    found, expected = (loss(model, each) for each in (filled, few))
     for a, b in ((found[0], expected[0]), (found[1]["accuracy"], expected[1]["accuracy"])):
         assert a.count.item() == b.count.item() == 4
         np.testing.assert_allclose(a.value.item(), b.value.item(), rtol=1e-5)

@@ -36,26 +36,44 @@ sys.meta_path.insert(0, Hide())
 """
 
 
-def hiding(program: str, folder: Path) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", HIDE + program], cwd=folder, capture_output=True, text=True
-    )
+MODULES = [
+    "meshdsl." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    for file in files()
+    if file != "__init__.py"
+]
+NEEDS = {
+    "train --steps 2 --out run": "grain",
+    "train --print-config": "tomli_w",
+    "tokenizer train a.txt --vocab 300 --out b.json": "tokenizers",
+}
+WORKS = (
+    "layouts",
+    "models",
+    "explain --layout fsdp --target v5e:2x2 --html step.html",
+    "compare data fsdp --target v5e:2x2",
+    "layouts check data --model llama --devices 4",
+)
 
 
-def run(folder: Path, *commands: str) -> list[tuple[int, str, str]]:
-    """For each command the exit code, what it printed and what it reported."""
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A folder, and of commands that ran there the code, what it printed and what it reported."""
+    folder = tmp_path_factory.mktemp("without")
+    (folder / "a.txt").write_text("some text")
     program = f"""
 from meshdsl_cli import main
-for words in {[command.split() for command in commands]}:
+for words in {[command.split() for command in (*NEEDS, *WORKS)]}:
     code = main(words)
     print(f"\\n== {{code}}")
     print("==", file=sys.stderr)
+import meshdsl, {", ".join(MODULES)}
 """
-    found = hiding(program, folder)
-    assert not found.returncode, found.stderr
+    command = [sys.executable, "-c", HIDE + program]
+    found = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert not found.returncode, found.stderr[-2000:]  # all modules are imported too
     said = re.findall(r"(.*?)\n== (\d)\n", found.stdout, re.DOTALL)
-    reported = found.stderr.split("==\n")
-    return [(int(code), out, err) for (out, code), err in zip(said, reported, strict=False)]
+    each = zip((*NEEDS, *WORKS), said, found.stderr.split("==\n"), strict=False)
+    return folder, {words: (int(code), out, err) for words, (out, code), err in each}
 
 
 def packages(requirements: list[str]) -> set[str]:
@@ -70,42 +88,20 @@ def test_the_project_and_the_code_name_the_same_packages():
     assert packages(PROJECT["dependencies"]) == {"jax", "flax", "optax", "einops", "numpy"}
 
 
-def test_everything_is_imported_without_extras(tmp_path):
-    modules = [
-        "meshdsl." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        for file in files()
-        if file != "__init__.py"
-    ]
-    found = hiding(f"import meshdsl, {', '.join(modules)}", tmp_path)
-    assert not found.returncode, found.stderr[-2000:]
+@pytest.mark.parametrize("command", WORKS)
+def test_a_step_is_explained_and_compared_and_a_layout_is_checked_without_extras(ran, command):
+    code, said, reported = ran[1][command]
+    assert code == 0 and said.strip(), reported
 
 
-def test_a_step_is_explained_and_compared_and_a_layout_is_checked_without_extras(tmp_path):
-    commands = (
-        "layouts",
-        "models",
-        "explain --layout fsdp --target v5e:2x2 --html step.html",
-        "compare data fsdp --target v5e:2x2",
-        "layouts check data --model llama --devices 4",
-    )
-    for (code, said, reported), command in zip(run(tmp_path, *commands), commands, strict=True):
-        assert code == 0 and said.strip(), (command, reported)
-    assert (tmp_path / "step.html").stat().st_size
-
-
-def test_what_needs_an_extra_says_so_in_one_line_and_writes_nothing(tmp_path):
-    (tmp_path / "a.txt").write_text("some text")
-    needs = 'this needs {}, which is not installed; pip install "meshdsl[train]" brings it\n'
-    commands = {
-        "train --steps 2 --out run": "grain",
-        "train --print-config": "tomli_w",
-        "tokenizer train a.txt --vocab 300 --out b.json": "tokenizers",
-    }
-    found = run(tmp_path, *commands)
-    for (code, said, reported), (command, package) in zip(found, commands.items(), strict=True):
-        assert (code, said.strip()) == (2, ""), command
-        assert reported == f"meshdsl {command.split()[0]}: {needs.format(package)}"
-    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+@pytest.mark.parametrize("command", NEEDS)
+def test_what_needs_an_extra_says_so_in_one_line_and_writes_nothing(ran, command):
+    folder, found = ran
+    brings = f'needs {NEEDS[command]}, which is not installed; pip install "meshdsl[train]" brings'
+    says = f"meshdsl {command.split()[0]}: this {brings} it\n"
+    code, said, reported = found[command]
+    assert (code, said.strip(), reported) == (2, "", says)
+    assert {path.name for path in folder.iterdir()} == {"a.txt", "step.html"}
 
 
 @pytest.mark.parametrize("package", EXTRAS["train"])

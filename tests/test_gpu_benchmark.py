@@ -16,9 +16,10 @@ def test_without_a_gpu_the_command_says_so_in_a_line():
 def test_the_whole_command_runs_with_tiny_sizes(tmp_path, monkeypatch):
     """Both JAX implementations begin with the same loss; without PyTorch its rows are left out."""
     monkeypatch.setattr(gpu, "TURNS", 1)
+    monkeypatch.setattr(gpu, "CHUNK", 1)
     path = tmp_path / "gpu.json"
-    tiny = ["--platform", "cpu", "--tiny", "--seconds", "0.1", "--out", str(path)]
-    gpu.main(tiny)
+    tiny = ["--platform", "cpu", "--tiny", "--seconds", "0.1", "--models", "llama-1.1b"]
+    gpu.main([*tiny, "--out", str(path)])
     found = json.loads(path.read_text())
     assert found["parity"] and all(one["good"] for one in found["parity"].values())
     for by_name in found["speed"].values():

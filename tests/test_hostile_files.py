@@ -44,6 +44,8 @@ from meshdsl.train.settings import read as read_settings
 from meshdsl.train.watch.curves import panels, read_runs
 from tests.train.checkpoints.states import ONE, make_state, opened
 from tests.train.checkpoints.states import saved as saved_states
+from tests.train.data.common import save_tokenizer, write_table, write_tokens
+from tests.train.data.test_images import png
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 CHANGES = 10_000 if NIGHTLY else 300
@@ -73,18 +75,6 @@ def safetensors_index(folder):
     return index
 
 
-def layout(folder):
-    path = folder / "my.toml"
-    path.write_text((ROOT / "layouts/fsdp-tensor.toml").read_text())
-    return path
-
-
-def configuration(folder):
-    path = folder / "config.toml"
-    path.write_text('steps = 4\nlayout = "fsdp"\n[model]\nlayers = 2\n[data.sources.a]\npaths = []')
-    return path
-
-
 def published(folder):
     safetensors(folder)
     path = folder / "config.json"
@@ -92,15 +82,6 @@ def published(folder):
         json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **WORDS})
     )
     return path
-
-
-def tokenizer(folder):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    made = Tokenizer(models.BPE({"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")]))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.save(str(folder / "tokenizer.json"))
-    return folder / "tokenizer.json"
 
 
 def read_tokenizer(path):
@@ -128,21 +109,8 @@ def read_checkpoint(path):
     manifest.size_in_bytes(found)
 
 
-def metrics(folder):
-    path = folder / "metrics.jsonl"
-    lines = [{"step": i, "loss": 2.0 / i, "tokens": 8 * i, "seconds": 0.1} for i in range(1, 5)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
 def read_metrics(path):
     panels(read_runs([path.parent]), ["loss"], "step", 1)
-
-
-def jsonl(folder):
-    path = folder / "a.jsonl"
-    path.write_text('{"text": "one"}\n{"text": "two \\u00e9"}\n')
-    return path
 
 
 def read_documents(path):
@@ -151,33 +119,9 @@ def read_documents(path):
             b"".join(document)
 
 
-def chat(folder):
-    path = folder / "chat.jsonl"
-    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    path.write_text(json.dumps({"messages": said}))
-    return path
-
-
 def read_chat(path):
     for row in read_rows(File(path, "chat", 0, 0), ["messages"]):
         _messages(row.values[0], "messages", row.where)
-
-
-def arrow(folder):
-    import pyarrow
-
-    table = pyarrow.table({"text": ["one", "two"]})
-    with pyarrow.ipc.new_stream(str(folder / "a.arrow"), table.schema) as out:
-        out.write_table(table)
-    return folder / "a.arrow"
-
-
-def parquet(folder):
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["one", "two"]}), folder / "a.parquet")
-    return folder / "a.parquet"
 
 
 def hardware(folder):
@@ -196,43 +140,11 @@ def executable(folder):
     return path
 
 
-def token_file(folder):
-    path = folder / "a.bin"
-    np.arange(40, dtype=np.uint16).tofile(path)
-    return path
-
-
 def read_token_file(path):
     ranges = token_file_ranges(find_files([str(path)]), "uint16", 0.2)[0]
     tokens = Tokens(ranges, below=50)
     if len(tokens):
         tokens.read(0, len(tokens))
-
-
-def image(folder):
-    from PIL import Image
-
-    Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(folder / "a.png")
-    return folder / "a.png"
-
-
-def npy(folder):
-    np.save(folder / "a.npy", np.arange(12.0).reshape(3, 4))
-    return folder / "a.npy"
-
-
-def read_image(path):
-    decoded(path.read_bytes(), f"`{path}`")
-
-
-def npz(folder):
-    np.savez(folder / "a.npz", image=np.zeros((4, 2, 2)), label=np.arange(4))
-    return folder / "a.npz"
-
-
-def read_npz(path):
-    found = array_images([str(path)], "image", "label")
-    found.read(0)
 
 
 def orbax(folder):
@@ -251,38 +163,72 @@ def read_orbax(path):
     opened(there.parents[1], lambda text: None).restore(make_state(ONE))
 
 
-def gzipped(folder):
-    path = folder / "a.txt.gz"
-    path.write_bytes(gzip.compress(b"one two three " * 9))
-    return path
-
-
 def read_gzipped(path):
     settings = {"data.cache": str(path.parent / "cache"), "data.sources.a.paths": (str(path),)}
     with_files_here(override(Config(), **settings))
 
 
-READERS = {
-    safetensors: read_safetensors,
-    safetensors_index: read_safetensors,
-    layout: md.Layout.load,
-    configuration: lambda path: read_settings(path, Config()),
-    published: lambda path: published_settings(path.parent),
-    tokenizer: read_tokenizer,
-    checkpoint: read_checkpoint,
-    metrics: read_metrics,
-    jsonl: read_documents,
-    chat: read_chat,
-    parquet: read_documents,
-    arrow: read_documents,
-    hardware: chips,
-    executable: lambda path: executables._read(path, trusted=False),
-    token_file: read_token_file,
-    image: read_image,
-    npy: read_image,
-    npz: read_npz,
-    orbax: read_orbax,
-    gzipped: read_gzipped,
+SAID = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+CONFIG = 'steps = 4\nlayout = "fsdp"\n[model]\nlayers = 2\n[data.sources.a]\npaths = []'
+METRICS = {"step": range(1, 5), "loss": [2.0] * 4, "tokens": [8] * 4, "seconds": [0.1] * 4}
+
+
+def named(name, write):
+    """What writes a file of this name, and gives its path."""
+
+    def written(folder):
+        write(folder / name)
+        return folder / name
+
+    return written
+
+
+def bytes_of(name, content):
+    return named(name, lambda path: path.write_bytes(content))
+
+
+def table(name, **columns):
+    return named(name, lambda path: write_table(path, **columns))
+
+
+PIXELS = np.arange(192, dtype=np.uint8).reshape(8, 8, 3)
+TEXTS = ["one", "two \u00e9"]
+LINES = table("a.jsonl", text=TEXTS)
+ARRAY = named("a.npy", lambda path: np.save(path, np.arange(12.0).reshape(3, 4)))
+ARRAYS = {"image": np.zeros((4, 2, 2)), "label": np.arange(4)}
+FSDP = (ROOT / "layouts/fsdp-tensor.toml").read_bytes()
+read_image = lambda path: decoded(path.read_bytes(), f"`{path}`")
+# For each kind what writes a file, and what reads it.
+KINDS = {
+    "safetensors": (safetensors, read_safetensors),
+    "safetensors index": (safetensors_index, read_safetensors),
+    "layout": (bytes_of("my.toml", FSDP), md.Layout.load),
+    "configuration": (
+        bytes_of("config.toml", CONFIG.encode()),
+        lambda path: read_settings(path, Config()),
+    ),
+    "published": (published, lambda path: published_settings(path.parent)),
+    "tokenizer": (
+        named("tokenizer.json", lambda path: save_tokenizer(path, 260, "<|endoftext|>", "ab a")),
+        read_tokenizer,
+    ),
+    "checkpoint": (checkpoint, read_checkpoint),
+    "metrics": (table("metrics.jsonl", **METRICS), read_metrics),
+    "jsonl": (LINES, read_documents),
+    "chat": (table("chat.jsonl", messages=[SAID]), read_chat),
+    "parquet": (table("a.parquet", text=TEXTS), read_documents),
+    "arrow": (table("a.arrow", text=TEXTS), read_documents),
+    "hardware": (hardware, chips),
+    "executable": (executable, lambda path: executables._read(path, trusted=False)),
+    "tokens": (named("a.bin", lambda path: write_tokens(path, np.arange(40))), read_token_file),
+    "image": (bytes_of("a.png", png(PIXELS)), read_image),
+    "npy": (ARRAY, read_image),
+    "npz": (
+        named("a.npz", lambda path: np.savez(path, **ARRAYS)),
+        lambda path: array_images([str(path)], "image", "label").read(0),
+    ),
+    "orbax": (orbax, read_orbax),
+    "gzipped": (bytes_of("a.txt.gz", gzip.compress(b"one two three " * 9)), read_gzipped),
 }
 TOKENS = [
     b"null", b"true", b"-1", b"0", b"1e999", b"NaN", b"99999999999999999999", b"9" * 5000, b'""',
@@ -315,21 +261,22 @@ def changed(content, draw):
     return content
 
 
-@pytest.mark.parametrize("kind", READERS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_file_is_read_right_or_is_one_error(kind, tmp_path):
-    path = kind(tmp_path)
+    write, read = KINDS[kind]
+    path = write(tmp_path)
     content = path.read_bytes()
-    READERS[kind](path)
+    read(path)
     said = []
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
-    for seed in range(CHANGES // len(READERS)):
-        path.write_bytes(changed(content, random.Random(f"{kind.__name__} {seed}")))
+    for seed in range(CHANGES // len(KINDS)):
+        path.write_bytes(changed(content, random.Random(f"{kind} {seed}")))
         try:
-            READERS[kind](path)
+            read(path)
         except MeshDSLError as error:
             said.append(str(error))
         except Exception as error:
-            raise AssertionError(f"{kind.__name__} {seed}: {path.read_bytes()[:300]}") from error
+            raise AssertionError(f"{kind} {seed}: {path.read_bytes()[:300]}") from error
     assert all("\n" not in text and len(text) < 20_000 for text in said), said
     assert said, "no change of this file is an error"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 * 1024  # KiB
@@ -349,9 +296,9 @@ def test_an_index_leads_to_no_file_outside_of_its_folder(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "read"),
     [
-        (jsonl, lambda path: find_files([str(path.parent)])),
+        (LINES, lambda path: find_files([str(path.parent)])),
         (safetensors, lambda path: TensorFiles(path.parent)),
-        (lambda folder: npy(folder), lambda path: array_images([str(path.parent)], "a", None)),
+        (ARRAY, lambda path: array_images([str(path.parent)], "a", None)),
     ],
     ids=["text", "weights", "array"],
 )

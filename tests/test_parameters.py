@@ -62,9 +62,13 @@ def test_constants():
     assert (np.asarray(half) == 0.5).all() and half.dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize(
-    "axes", [("p", None), (None, "p"), (("p", "q"), None), ("q", "p")], ids=str
+    "name, axes",
+    [
+        *(("normal", axes) for axes in [("p", None), (None, "p"), (("p", "q"), None), ("q", "p")]),
+        *(("truncated_normal", ("q", "p")), ("uniform", ("q", "p"))),
+    ],
+    ids=str,
 )
 def test_parameters_born_split_are_those_of_one_device(name, axes):
     mesh = md.make_mesh({"p": 2, "q": 4})

@@ -159,17 +159,6 @@ def test_ctrl_c_with_the_last_step_is_heard_too(start, tmp_path):
     assert "sample:" not in printed and (tmp_path / "run" / "checkpoints" / "3").is_dir()
 
 
-def test_an_import_of_the_library_leaves_signals_alone():
-    code = """
-import signal, threading
-before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-import meshdsl, meshdsl_cli
-assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-assert signal.set_wakeup_fd(-1) == -1
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 @pytest.mark.skipif(not NIGHTLY, reason="takes minutes; HYPOTHESIS_PROFILE=nightly runs it")
 @pytest.mark.parametrize(("processes", "steps", "signals"), [(1, 4000, 40), (2, 300, 20)])
 def test_none_is_lost_at_random_moments(start, tmp_path, processes, steps, signals):

@@ -1,19 +1,12 @@
-"""`meshdsl launch --restarts`: what died is started again while it makes progress."""
+"""`meshdsl launch --restarts`: what died is started again while it makes progress.
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
-from pathlib import Path
+`tests/train/test_chaos.py` has real runs, which are killed.
+"""
 
 import pytest
 
 from meshdsl.commands.restarts import Outcome, start_again
 from meshdsl_cli import main
-from tests.train.common import TINY
 
 TRAIN = ["train", "--layout", "data"]
 
@@ -95,31 +88,3 @@ def test_what_cannot_go_on_is_refused(words, capfd):
         "meshdsl launch: --restarts: is for a run that can go on: train, with --out FOLDER of its "
         "own\n"
     )
-
-
-@pytest.mark.slow
-def test_a_run_whose_processes_are_killed_ends_with_the_losses_of_one_that_is_not(tmp_path):
-    def losses(folder, kills=0):
-        command = [sys.executable, "-m", "meshdsl_cli", "launch", "--processes", "2"]
-        command += ["--devices-per-process", "4", "--restarts", "3", "--"]
-        command += ["train", "--layout", "fsdp", "--out", str(folder), *TINY, "steps=40"]
-        command += ["checkpoint.every=4", "sample.tokens=0", "validation.batches=1"]
-        launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        if kills:
-            threading.Thread(target=kill, args=(launcher, folder, kills), daemon=True).start()
-        said = launcher.communicate(timeout=300)[1]
-        assert launcher.returncode == 0, said
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line)["loss"] for line in lines], said
-
-    def kill(launcher, folder, times):
-        for i in range(times):
-            while not (folder / f"checkpoints/{8 * (i + 1)}").exists():
-                time.sleep(0.02)
-            children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
-            os.kill(int(children.read_text().split()[i % 2]), signal.SIGKILL)
-
-    whole, _ = losses(tmp_path / "whole")
-    killed, said = losses(tmp_path / "killed", kills=2)
-    assert killed == whole and len(whole) == 40
-    assert said.count("the run died with exit code 137") == 2

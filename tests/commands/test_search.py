@@ -100,7 +100,9 @@ def test_a_layout_is_found_for_a_small_model_and_its_file_says_how(tmp_path, mon
 @pytest.mark.slow
 def test_the_layout_that_was_found_trains(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["search", *SMALL, "--target", "v5e:2x2", "--seconds", "2", "--out", "a.toml"]) == 0
+    assert (
+        main(["search", *SMALL, "--target", "v5e:2x2", "--seconds", "0.5", "--out", "a.toml"]) == 0
+    )
     train = capsys.readouterr().out.rpartition("train with it\n  meshdsl ")[2].split()
     assert main([*train, "steps=2", "sample.tokens=0", "--out", "run"]) == 0
     assert "step 2" in capsys.readouterr().out

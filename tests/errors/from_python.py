@@ -51,10 +51,6 @@ ERRORS = [
         "explain: `sin` is lowered already, by layout dp.toml … md.lower",
     ),
     (
-        lambda: md.explain(md.sin, X, layout=LAYOUT, target="v5q:2x2x2"),
-        "target 'v5q:2x2x2': unknown chip `v5q`; did you mean `v5p`",
-    ),
-    (
         lambda: md.explain(md.sin, X, layout=LAYOUT, target=8),
         "explain: `target` is a machine such as 'v5p:4x4x4', not 8",
     ),

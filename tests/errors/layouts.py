@@ -3,7 +3,7 @@
 import jax
 
 import meshdsl as md
-from meshdsl.mesh import arrange, check_slices
+from meshdsl.mesh import arrange
 from tests.errors.common import MESH, A, Y, file, under
 from tests.helpers import data
 
@@ -131,14 +131,5 @@ ERRORS = [
         lambda: md.Layout(mesh={"data": 2, "replica": 2}, dcn=["replica"]),
         "mesh.dcn: axes across slices, [replica], stand first in the mesh, which is [data, "
         "replica]",
-    ),
-    (
-        lambda: check_slices(
-            md.Layout(mesh={"replica": 3, "data": 2}, dcn=["replica"]),
-            {"replica": 3, "data": 2},
-            2,
-            "slices",
-        ),
-        "mesh.dcn: replica=3 is of 3 slices, and there are 2 slices; use 2",
     ),
 ]

@@ -57,11 +57,6 @@ ERRORS = [
         lambda: md.sum(shape(A, B), B),
         "sum … [a=4, b=8] has no values … ShapeDtypeStruct … jax.eval_shape",
     ),
-    (
-        lambda: md.sum(jax.tree.map(lambda v: v[0], X), "a"),
-        "sum … [a=4, b=8] needs an array of shape (4, 8) … holds an array of shape (8,) … "
-        "jax.tree.map … md.over … md.tensor(array, dims)",
-    ),
     # The dims that an op is told.
     (lambda: X.dim("aa"), "no dim `aa` … [a=4, b=8]; did you mean `a`?"),
     (lambda: md.sum(X, "heads"), "sum: no dim `heads` … known: `a`, `b`"),

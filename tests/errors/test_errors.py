@@ -1,64 +1,27 @@
 """Every error says what was asked, the dims with sizes, the rule at fault and what is legal.
 
-A new case is a row in the table of its subject, in one of the files below: a call that is wrong,
-and the text of its error, in which ` … ` stands for any text. A row of an op stands in the file of
-ops that do alike, under the comment of its group. What many public functions check by the same few
-lines (the type of an argument, that a dim is there, that a number is whole) has some rows, and not
-one for each.
+A new case is a row in the table of its subject, in one of the files beside this one: a call that
+is wrong, and the text of its error, in which ` … ` stands for any text. A row of an op stands in
+the file of ops that do alike, under the comment of its group. What many public functions check by
+the same few lines (the type of an argument, that a dim is there, that a number is whole) has some
+rows, and not one for each.
 """
 
 import re
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 import meshdsl as md
 from meshdsl.lowering.lower import Lowered
-from tests.errors import (
-    arithmetic,
-    control_flow,
-    convolution,
-    families,
-    from_python,
-    gradients,
-    indexing,
-    layouts,
-    lowering,
-    names,
-    pipelines,
-    plain_jax,
-    random_numbers,
-    search,
-    selection,
-    shapes,
-    stages,
-    tensors,
-)
 from tests.errors.common import MESH, A, X, file, under
 
-SUBJECTS = (
-    tensors,
-    layouts,
-    lowering,
-    arithmetic,
-    shapes,
-    selection,
-    convolution,
-    random_numbers,
-    search,
-    control_flow,
-    gradients,
-    families,
-    from_python,
-    plain_jax,
-    names,
-    indexing,
-    pipelines,
-    stages,
-)
+SUBJECTS = {path.stem for path in Path(__file__).parent.glob("*.py")}
 ROWS = {
-    f"{module.__name__.rpartition('.')[2]}, {number}: {row[1]}": row
-    for module in SUBJECTS
-    for number, row in enumerate(module.ERRORS, 1)
+    f"{subject}, {number}: {row[1]}": row
+    for subject in sorted(SUBJECTS - {"__init__", "common", "test_errors"})
+    for number, row in enumerate(import_module(f"tests.errors.{subject}").ERRORS, 1)
 }
 
 

@@ -320,7 +320,7 @@ def test_a_tpu_pod_is_seen_by_its_metadata(attributes, expected):
             pass
 
     with HTTPServer(("localhost", 0), Metadata) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         assert find_cluster({"GCE_METADATA_IP": f"localhost:{server.server_port}"}) == expected
         server.shutdown()
 

@@ -42,6 +42,7 @@ CHOICES = {
     "float32": ({}, {"dtype": jnp.float32}, "splash", "pallas"),
     "heads of 192": ({}, {"features": 192}, "splash", "cudnn"),
     "other features": ({}, {"of_values": 32}, "splash", "pallas"),
+    "an odd length": ({}, {"rows": 197, "columns": 197}, "splash", "pallas"),
     "sinks": ({"sinks": True}, {}, "blocks", "pallas"),
     "documents": ({"segments": True}, {}, "splash", "pallas"),
     "a bias": ({"bias": True}, {}, "blocks", "blocks"),

@@ -50,8 +50,8 @@ def files(tmp_path_factory) -> dict[str, str]:
         "pipelines": page(piped()),
         "ledger": ledger_page(ledger()),
         "hostile": page(hostile()),
-        "notebook": "<!doctype html><meta name=viewport content='width=device-width'>"
-        "<h1>before</h1>"
+        "notebook": "<!doctype html><meta charset=utf-8>"
+        "<meta name=viewport content='width=device-width'><h1>before</h1>"
         f"{program_html(sample())}{program_html(without_target())}<p>after</p>",
     }
     for name, text in texts.items():

@@ -42,7 +42,7 @@ def train_step(name, rate=1e-3):
     return TrainStep(init, *how, clip=1.0)
 
 
-QUICK = ("single", "tensor", "hybrid-fsdp", "fsdp-sequence")
+QUICK = ("data", "zero1", "tensor", "fsdp-sequence")  # which other tests ask for too
 
 
 @pytest.mark.parametrize("name", only(QUICK, common.LAYOUTS))
@@ -205,14 +205,3 @@ def test_a_program_that_does_nothing_takes_no_time():
     time = explanation.time
     assert (time.step, time.mfu, time.exposed_share) == (0.0, 0.0, 0.0)
     assert "estimated step 0 us" in describe(explanation)
-
-
-def test_a_mesh_that_is_not_the_machines_is_refused():
-    layout = md.Layout(["batch -> data"], mesh={"data": 8})
-    program = md.lower(md.square, layout, abstract_mesh(layout.mesh)).program(
-        md.tensor(jnp.ones((8,)), (md.Dim("batch", 8),))
-    )
-    with pytest.raises(
-        md.MeshDSLError, match="mesh data=8 is of 8 devices and v5e:2x2 has 4; use data=4"
-    ):
-        explain(program, target=find_target("v5e:2x2"))

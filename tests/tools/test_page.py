@@ -65,14 +65,15 @@ def document_of(html: str) -> dict:
 def hostile() -> Explanation:
     """An explanation all of whose names are `EVIL`."""
     whole = sample()
-    move = replace(whole.ops[1].moves[0], why=EVIL, operation=EVIL)
-    op = replace(whole.ops[1], name=EVIL, source=EVIL, advice=EVIL, moves=(move,), kernel=EVIL)
+    op = next(op for op in whole.ops if op.moves)
+    move = replace(op.moves[0], why=EVIL, operation=EVIL)
+    op = replace(op, name=EVIL, source=EVIL, advice=EVIL, moves=(move,), kernel=EVIL)
     array = replace(whole.memory.at_rest[0], name=EVIL)
     memory = replace(whole.memory, at_rest=(array,), largest=(array,), at_peak=EVIL)
     axes = (replace(whole.axes[0], lies=EVIL), whole.axes[1])
     names = {"title": EVIL, "layout": EVIL, "target": EVIL, "notes": (EVIL,), "choice": EVIL}
     repeated = (replace(whole.repeated[0], source=EVIL, advice=EVIL),)
-    ops = (op, *whole.ops[2:])
+    ops = (op, *whole.ops[4:])
     return replace(whole, **names, axes=axes, ops=ops, memory=memory, repeated=repeated)
 
 

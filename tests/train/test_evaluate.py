@@ -1,5 +1,6 @@
 """Losses on held-out batches: exact, whatever fills them up."""
 
+import functools
 import math
 
 import jax
@@ -14,6 +15,12 @@ from tests.train.common import tiny_job
 
 def job(layout: str, *settings: str) -> Job:
     return tiny_job(layout, "model.vocab=64", "model.dropout=0.2", *settings)
+
+
+@functools.cache
+def first(layout: str):
+    """The parameters that a run begins with."""
+    return job(layout).step.init(jax.random.key(0)).params
 
 
 def batches(*filled: int, separate: bool = False) -> list[dict[str, np.ndarray]]:
@@ -35,11 +42,12 @@ def batches(*filled: int, separate: bool = False) -> list[dict[str, np.ndarray]]
 
 def test_a_loss_is_the_mean_over_all_targets_of_all_batches():
     made = job("single")
-    params, data = made.step.init(jax.random.key(0)).params, batches(8, 3)
+    params, data = first("single"), batches(8, 3)
+    nats_of = jax.jit(lambda *rows: params.nats(*rows).array)
     nats = []
     for batch in data:
         rows = [md.tensor(batch[name], made.held_out[name].dims) for name in ("tokens", "targets")]
-        nats.append(np.asarray(params.nats(*rows).array))
+        nats.append(np.asarray(nats_of(*rows)))
     found = Evaluator(made).measure(params, {"some": data, "none": batches(0)})
     expected = (nats[0].sum() + nats[1][:3].sum()) / (11 * 16)
     assert found["some"]["loss"] == pytest.approx(expected, rel=1e-6)
@@ -51,8 +59,8 @@ def test_losses_are_the_same_under_a_layout_that_splits_everything_each_dataset_
     found = []
     for name in ("single", "fsdp-sequence"):
         made = job(name, "data.separate=true")
-        evaluator, params = Evaluator(made), made.step.init(jax.random.key(0)).params
-        found.append(evaluator.measure(params, data))
+        evaluator = Evaluator(made)
+        found.append(evaluator.measure(first(name), data))
         assert evaluator._sums._cache_size() == 1
     for name in data:
         assert found[1][name] == pytest.approx(found[0][name], rel=1e-5)
@@ -61,9 +69,8 @@ def test_losses_are_the_same_under_a_layout_that_splits_everything_each_dataset_
 
 def test_losses_are_computed_in_the_precision_of_the_run():
     wide, narrow = job("single"), job("single", "precision.compute=bfloat16")
-    params = wide.step.init(jax.random.key(0)).params
     exact, rounded = (
-        Evaluator(each).measure(params, {"some": batches(8)})["some"]["loss"]
+        Evaluator(each).measure(first("single"), {"some": batches(8)})["some"]["loss"]
         for each in (wide, narrow)
     )
     assert exact != rounded == pytest.approx(exact, rel=1e-2)

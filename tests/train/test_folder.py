@@ -73,11 +73,13 @@ def test_a_folder_has_one_run_at_a_time(tmp_path):
 def test_the_paths_of_a_kept_configuration_hold_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = RunFolder(tmp_path / "a")
-    folder.write_config(
-        override(Config(), ["data.sources.web.paths=web,more", "data.tokenizer=t.json"])
-    )
+    settings = ["data.sources.web.paths=web,s3://bucket/x", "data.tokenizer=t.json"]
+    settings += ["data.sources.a.dataset=mine.py:rows", "data.sources.b.dataset=package.mine:rows"]
+    folder.write_config(override(Config(), settings))
     kept = folder.stored_config().data
-    assert kept.sources["web"].paths == (str(tmp_path / "web"), str(tmp_path / "more"))
+    assert kept.sources["web"].paths == (str(tmp_path / "web"), "s3://bucket/x")
+    assert kept.sources["a"].dataset == f"{tmp_path / 'mine.py'}:rows"
+    assert kept.sources["b"].dataset == "package.mine:rows"
     assert kept.tokenizer == str(tmp_path / "t.json")
     folder.write_config(Config())
     assert folder.stored_config() == Config()

@@ -28,6 +28,8 @@ from tests.train.common import SHORT, losses
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 TINY = [*SHORT, "checkpoint.every=1", "checkpoint.keep=2"]
+KILLS = 20 if NIGHTLY else 4
+STEPS = 8 * KILLS
 LAUNCHED = ["launch", "--processes", "2", "--"]
 MOMENTS = ("writing", "step", "removing", "starting")
 
@@ -70,6 +72,14 @@ def start(tmp_path_factory, text):
 
     run.printed = shared / "printed"
     return run
+
+
+@pytest.fixture(scope="module")
+def whole(start, tmp_path_factory):
+    """The losses of a run that nothing disturbs."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert start(out, 1, STEPS).wait() == 0, start.printed.read_text()
+    return losses(out)
 
 
 def came(out, moment, after):
@@ -120,17 +130,15 @@ def kill(process, victim):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(start, tmp_path):
-    kills = 20 if NIGHTLY else 4
+def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(start, whole, tmp_path):
     seed = random.SystemRandom().randrange(1 << 30) if NIGHTLY else 1
     print(f"seed {seed}")
     draw = random.Random(seed)
-    whole, out, steps = tmp_path / "whole", tmp_path / "killed", 8 * kills
-    assert start(whole, 1, steps).wait() == 0, start.printed.read_text()
-    for number in range(kills):
+    out = tmp_path / "killed"
+    for number in range(KILLS):
         moment = MOMENTS[number % len(MOMENTS)]
         before = max(folders.saved_steps(out / "checkpoints"), default=0)
-        process = start(out, processes_for(number), steps)
+        process = start(out, processes_for(number), STEPS)
         if moment == "starting":
             time.sleep(draw.uniform(0, 4))
         else:
@@ -140,22 +148,19 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(start,
         assert kill(process, draw.randrange(3)), start.printed.read_text()
         for step in folders.saved_steps(out / "checkpoints"):
             assert not verify(out / "checkpoints" / str(step)), f"kill {number}, {moment}"
-    assert start(out, 1, steps).wait() == 0, start.printed.read_text()
-    assert len(losses(out)) == steps
-    assert losses(out) == losses(whole)
+    assert start(out, 1, STEPS).wait() == 0, start.printed.read_text()
+    assert losses(out) == whole
 
 
 @pytest.mark.slow
-def test_each_kill_is_followed_by_another_layout_and_number_of_processes(start, tmp_path):
-    layouts, steps = ("fsdp", "tensor", "sequence"), 16
-    whole, out = tmp_path / "whole", tmp_path / "killed"
-    assert start(whole, 1, steps).wait() == 0, start.printed.read_text()
+def test_each_kill_is_followed_by_another_layout_and_number_of_processes(start, whole, tmp_path):
+    layouts, out = ("fsdp", "tensor", "sequence"), tmp_path / "killed"
     for number, layout in enumerate(layouts[:-1]):
         before = max(folders.saved_steps(out / "checkpoints"), default=0)
-        process = start(out, 1 + number % 2, steps, layout)
+        process = start(out, 1 + number % 2, STEPS, layout)
         moment = ("writing", "removing")[number]
         while process.poll() is None and not came(out, moment, before + 1):
             time.sleep(0.0005)
         assert kill(process, number), start.printed.read_text()
-    assert start(out, 2, steps, layouts[-1]).wait() == 0, start.printed.read_text()
-    assert losses(out) == pytest.approx(losses(whole), rel=1e-5)
+    assert start(out, 2, STEPS, layouts[-1]).wait() == 0, start.printed.read_text()
+    assert losses(out) == pytest.approx(whole, rel=1e-5)

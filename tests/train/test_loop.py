@@ -12,6 +12,7 @@ from meshdsl.train.interrupt import Stopping
 from meshdsl.train.job import Job
 from tests.train.common import SHORT, records, train
 from tests.train.common import losses as losses_of
+from tests.train.test_two_processes import train_in_two
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 SIX = [*SHORT, "--steps", "6"]
@@ -43,6 +44,12 @@ def interrupt_in_step(monkeypatch, number):
 
     monkeypatch.setattr(Job, "place", feed)
     monkeypatch.setattr(Stopping, "take", lambda stop, number: (take(stop, number), taken.set())[0])
+
+
+def test_two_processes_have_the_losses_of_one(text, expected, tmp_path):
+    """Real ones; what they save: tests/train/test_two_processes.py."""
+    train_in_two("fsdp", ["--data", text, *SIX], tmp_path / "two")
+    assert losses_of(tmp_path / "two") == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_run_that_is_measured_has_the_same_losses(text, expected, capsys, tmp_path):

@@ -20,9 +20,14 @@ PROMPTS = ((1, 2, 3), (4,), (5, 6, 7, 8, 9))
 DRAWN, GREEDY = Sampling(0.9), Sampling(0.0)
 
 
-def sample(layout: str, *settings: str) -> str:
-    made = tiny_job(layout, *settings)
-    return sample_text(made, made.step.init(jax.random.key(0)).params, Bytes())
+@functools.cache
+def untrained():
+    """The parameters that every run of the tiny model begins with."""
+    return tiny_job("single").step.init(jax.random.key(0)).params
+
+
+def sample(*settings: str) -> str:
+    return sample_text(tiny_job("single", *settings), untrained(), Bytes())
 
 
 @functools.cache
@@ -40,15 +45,15 @@ def continued(layout: str, prompts=PROMPTS, how: Sampling = DRAWN) -> np.ndarray
 
 
 def test_a_sample_continues_the_prompt_up_to_the_length_of_the_model():
-    text = sample("single", "sample.prompt=def f")
+    text = sample("sample.prompt=def f")
     assert text.startswith("def f")
     assert len("def f") < len(text) <= 16
     assert all(c.isprintable() or c in "\n\t" for c in text)
 
 
 def test_a_prompt_longer_than_the_model_is_cut_and_none_begins_a_document():
-    assert sample("single", "sample.prompt=a very long prompt indeed").startswith("a very long pro")
-    assert sample("single", "sample.prompt=", "sample.tokens=3").startswith("\ufffd")
+    assert sample("sample.prompt=a very long prompt indeed").startswith("a very long pro")
+    assert sample("sample.prompt=", "sample.tokens=3").startswith("\ufffd")
 
 
 @pytest.mark.slow
@@ -69,7 +74,8 @@ def test_tokens_stop_when_all_prompts_have_ended():
 
 
 def test_a_model_is_used_in_the_precision_of_its_run():
-    params = tiny_job("fsdp").step.init(jax.random.key(0)).params
+    places = tiny_job("fsdp").step.shardings.params
+    params = jax.device_put(untrained(), places)
     used = in_dtype(params, "bfloat16")
     assert {str(x.dtype) for x in jax.tree.leaves(used)} == {"bfloat16"}
     assert all(

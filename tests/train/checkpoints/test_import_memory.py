@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 SMALL = {"layers": 2, "d_model": 16, "heads": 2, "d_ff": 32, "vocab": 64, "length": 16}
-LARGE = {**SMALL, "layers": 3, "d_model": 1024, "heads": 8, "d_ff": 3072, "vocab": 65536}
+LARGE = {**SMALL, "layers": 3, "d_model": 1024, "heads": 8, "d_ff": 3072, "vocab": 49152}
 # What the libraries take is taken by a first import of a small model.
 IMPORT = """
 import re, sys

@@ -175,7 +175,7 @@ def test_what_is_wrong_with_one_dataset_is_told_before_another_is_tokenized(tmp_
 def test_sources_that_give_no_text_are_refused():
     with refused("data.sources.web: no files; set data.sources.web.paths"):
         open_data(config(data__sources__web__weight=2.0))
-    with refused("the task `text` reads files, not the function tests.train."):
+    with refused("the task `text` reads files, not the function tests.train.", "=examples a func"):
         open_data(config(data__sources__a__dataset="tests.train.data.user_data:both"))
     with refused("does not read the format folders; it reads text, jsonl, parquet, arrow,"):
         open_data(reads("x", data__sources__a__format="folders"))

@@ -4,9 +4,6 @@ import numpy as np
 import pytest
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.train.config import Config
-from meshdsl.train.folder import RunFolder
-from meshdsl.train.settings import override
 from tests.train.data.common import ROWS, refused, take, whole
 from tests.train.data.families import Own, configured, opened, source
 
@@ -39,16 +36,6 @@ def test_a_file_is_as_good_as_a_module(tmp_path):
     (tmp_path / "mine.py").write_text(f"def rows(subset):\n    return {text}\n")
     data = opened(reads(f"{tmp_path / 'mine.py'}:rows"))
     assert data.describe() == "data, examples of `vector`, `id`:\n  a: 9 examples; held out 0"
-
-
-def test_a_run_keeps_where_the_file_is(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = RunFolder(tmp_path / "run")
-    settings = ["data.sources.a.dataset=mine.py:rows", "data.sources.b.dataset=package.mine:rows"]
-    folder.write_config(override(Config(), settings))
-    kept = folder.stored_config().data.sources
-    assert kept["a"].dataset == f"{tmp_path / 'mine.py'}:rows"
-    assert kept["b"].dataset == "package.mine:rows"
 
 
 def test_a_dataset_that_brings_its_validation_trains_on_all_of_the_rest():

@@ -11,7 +11,7 @@ from PIL import Image
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.data.image_sets import array_in
 from tests.train.data.common import ROWS, refused, take, whole, write_bytes, write_table
-from tests.train.data.families import Classifier, Denoiser, Own, configured, opened, source
+from tests.train.data.families import Classifier, Denoiser, configured, opened, source
 
 NAMES = ["ant", "bee", "cat", "dog"]
 COUNT = 40
@@ -309,11 +309,6 @@ MISTAKES = {
         parquet(label=[0, None] * 20),
         "`{path}` row 2: the column `label` has None; expected the name of a class, or its number",
     ),
-    "a format of text": (
-        SETS["npz"],
-        "the task `images` does not read the format jsonl; it reads folders, arrays and parquet",
-        {source("format"): "jsonl"},
-    ),
     "too few": (
         SETS["npz"],
         "data: 40 images of `a` for training are less than one batch=64; give more data, or set a "
@@ -355,11 +350,3 @@ def test_pictures_without_pillow_name_what_to_install_and_arrays_need_it_not(tmp
     with refused('needs PIL, which is not installed; pip install "meshdsl[images]"'):
         opened(reads(pictures))
     opened(reads(others))
-
-
-def test_a_family_of_other_fields_has_another_task():
-    with refused(
-        "data.task=images: the batch of the model Own has a field `vector`, and the task `images` "
-        "gives `image`, `label`; the task `examples` gives any field"
-    ):
-        opened(configured(Own(), data__task="images"))

@@ -14,7 +14,6 @@ from meshdsl.train.data import remote
 from meshdsl.train.data.documents import documents
 from meshdsl.train.data.files import find_files
 from meshdsl.train.data.remote import with_files_here
-from meshdsl.train.folder import RunFolder
 from meshdsl.train.settings import override
 from tests.train.data.common import refused, write_bytes
 
@@ -120,10 +119,3 @@ def test_what_cannot_be_fetched_is_one_error(tmp_path, path, said):
     with pytest.raises(MeshDSLError) as error:
         read(tmp_path, path)
     assert str(error.value).startswith(said)
-
-
-def test_a_run_keeps_paths_with_a_protocol_as_they_are(tmp_path):
-    config = override(Config(), ["data.sources.a.paths=s3://bucket/x,here.txt"])
-    RunFolder(tmp_path / "run").write_config(config)
-    paths = RunFolder(tmp_path / "run").stored_config().data.sources["a"].paths
-    assert paths[0] == "s3://bucket/x" and paths[1].endswith("/here.txt") and paths[1][0] == "/"

@@ -38,14 +38,16 @@ BAR = {
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", BAR)
 def test_time_is_attributed_under_every_kind_of_layout(text, layout, tmp_path, capsys):
-    """Of a run that goes on from a checkpoint, with the compiled step that JAX has kept."""
+    """One of the runs goes on from a checkpoint, with the compiled step that JAX has kept."""
     larger = ["model.d_model=64", "model.d_ff=128", "model.length=64", "batch=32"]
     words = ["--data", text, *SHORT, *larger, "--layout", layout, *BAR[layout]]
-    train(tmp_path / "run", *words, "--steps", "2")
-    again = ["train", "--out", str(tmp_path / "run"), "--resume", "--ledger", "--steps"]
-    assert main([*again, "6"]) == 0
+    if resumed := layout == "fsdp-sequence":
+        train(tmp_path / "run", *words, "--steps", "2")
+        words = ["--resume"]
+    words += ["--ledger", "--steps", "5" if resumed else "3"]
+    assert main(["train", "--out", str(tmp_path / "run"), *words]) == 0
     found = json.loads((tmp_path / "run" / "ledger.json").read_text())
-    assert (found["calls"], len(found["devices"])) == (3, 8)
+    assert (found["calls"], len(found["devices"])) == (2, 8)
     assert found["attributed"] >= 0.95 and found["attributed_computing"] >= 0.95
     assert not [one for one in found["unforeseen"] if one["kind"] in ("surprise", "unknown")]
 
