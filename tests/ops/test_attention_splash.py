@@ -150,3 +150,14 @@ def test_splash_compiles_for_tpu():
     one = 2 * 2 * HEADS.size * GROUP.size * 256 * 1024 * 128 / 2
     rate = FUSED_EFFICIENCY * find_target("v5p:2x2x2").chip.flops
     assert sorted(found) == pytest.approx([2 * one / rate, 5 * one / rate])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("features", [128, 192, 512])
+def test_blocks_of_wide_heads_fit_the_memory_of_a_kernel(features):
+    pytest.importorskip("libtpu")
+    mesh = md.make_mesh({"x": 4}, target_devices(find_target("v5p:2x2x1")))
+    args = operands(rows=4096, columns=4096, features=features, dtype=jnp.bfloat16)
+    fn = with_gradients(lambda q, k, v: md.attention(q, k, v, causal=True), args)
+    compiled = md.lower(fn, layout(mesh=mesh.shape), mesh).lower(*args).compile()
+    assert (compiled.as_text() or "").count('custom_call_target="tpu_custom_call"') >= 3

@@ -36,7 +36,7 @@ from meshdsl.ops.attention.parts import merged
 
 # Rows and columns of a block. The fused backward kernel writes the gradient of the queries once for
 # each block of columns, so its blocks have more columns: 2,048, because blocks with 4,096 columns
-# do not fit the memory of a kernel on v5p.
+# do not fit the memory of a kernel on v5p. Those of heads wider than 128 have fewer.
 ROWS, COLUMNS, BACKWARD_COLUMNS = 512, 512, 2048
 # The kernel would sum these gradients over the blocks of columns, which takes 2.4 ms on v5p in a
 # layer of 4 x 4,096 tokens and 32 heads. Instead each block is a kernel of its own, if there are at
@@ -308,7 +308,7 @@ class Run(NamedTuple):
     def _by_columns(self, arrays: Arrays, share: float, part):
         """The gradients, computed for one block of columns after the other."""
         rows, columns = arrays.query.shape[2], arrays.key.shape[2]
-        size = block_size(columns, BACKWARD_COLUMNS)
+        size = backward_columns(columns, arrays.query.shape[-1])
         if size == columns or columns > size * _BACKWARD_KERNELS:
             return self._call(arrays, share, part)
         found = []
@@ -341,6 +341,12 @@ def _run(run: Run, arrays: Arrays, part):
     from meshdsl.ops.attention import splash_kernels  # with Pallas, which takes long to import
 
     return (splash_kernels.slopes if run.backward else splash_kernels.output)(run, arrays, part)
+
+
+def backward_columns(length: int, features: int) -> int:
+    """The columns of a block of the backward kernel, for heads with so many features."""
+    wide = -(-features // LANES)
+    return block_size(length, max(BACKWARD_COLUMNS // wide, LANES))
 
 
 def block_size(length: int, most: int) -> int:

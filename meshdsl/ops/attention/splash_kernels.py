@@ -19,11 +19,11 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from meshdsl.ops.attention.kernels import seen_of
 from meshdsl.ops.attention.operands import HIDDEN, Options
 from meshdsl.ops.attention.splash import (
-    BACKWARD_COLUMNS,
     COLUMNS,
     ROWS,
     Arrays,
     Run,
+    backward_columns,
     block_size,
 )
 
@@ -156,7 +156,7 @@ def _splash_kernel(run: Run, arrays: Arrays, part, save_residuals: bool):
     heads, rows, columns = arrays.query.shape[1], arrays.query.shape[2], arrays.key.shape[2]
     mask = _mask(run.options, rows * run.parts, columns, run.distance, run.parts)
     block, across = block_size(rows, ROWS), block_size(columns, COLUMNS)
-    back = block_size(columns, BACKWARD_COLUMNS)
+    back = backward_columns(columns, arrays.query.shape[3])
     sizes = splash.BlockSizes(
         block_q=block,
         block_kv=across,
