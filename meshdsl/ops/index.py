@@ -89,7 +89,7 @@ def _summed_in_float32(look_up: Callable, table, indices, inside) -> jax.Array:
     """What is looked up, with a gradient of the table that is summed in float32.
 
     A GPU adds to a float32 in memory at once, and to a bfloat16 by trying until no other thread has
-    added meanwhile: for a table of 32,000 x 2,048 that took 14 ms on an H200.
+    added meanwhile. For 16,384 tokens of 100 kinds that took 1.28 ms on an H200 instead of 0.23.
     """
     return look_up(table, indices, inside)
 
