@@ -13,12 +13,24 @@ import jax
 from meshdsl.extras import extra
 from meshdsl.train.checkpoints.saved_arrays import CHUNK
 
-# Orbax logs an error with its stack in each of its threads, and asyncio logs those of writes that
-# orbax did not wait for, because another one failed before. `Writer.wait` raises the first.
-logging.getLogger("absl").addFilter(
-    lambda record: "orbax" not in record.pathname or record.levelno < logging.ERROR
-)
-logging.getLogger("asyncio").addFilter(lambda record: "/orbax/" not in record.getMessage())
+
+def _is_no_error_of_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in record.pathname or record.levelno < logging.ERROR
+
+
+def _is_no_write_of_orbax(record: logging.LogRecord) -> bool:
+    return "/orbax/" not in record.getMessage()
+
+
+def _quieten() -> None:
+    """Let nothing of orbax be logged as an error: `Writer.wait` raises the first one.
+
+    Orbax logs an error with its stack in each of its threads, and asyncio logs those of writes that
+    orbax did not wait for, because another one failed before. This is called after the import of
+    orbax, since absl makes a logger of its own when it is imported, if there is none yet.
+    """
+    logging.getLogger("absl").addFilter(_is_no_error_of_orbax)
+    logging.getLogger("asyncio").addFilter(_is_no_write_of_orbax)
 
 
 def _ignore_late_callbacks() -> None:
@@ -47,6 +59,7 @@ class Writer:
         with extra("train"):
             import orbax.checkpoint as ocp
 
+        _quieten()
         _ignore_late_callbacks()
         self._ocp = ocp
         # Not compressed: the bits of parameters are almost random and hardly shrink.
