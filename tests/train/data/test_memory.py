@@ -84,5 +84,5 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, write, ending):
     found = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert not found.returncode, found.stderr
     before, after = map(int, found.stdout.split())
-    # What allocators keep differs by up to 25 MiB between runs; a corpus in memory would be 72.
-    assert after - before < 36, f"{after - before} MiB more for 72 MiB"
+    # What allocators keep differs by up to 40 MiB between runs; a corpus in memory would be 72.
+    assert after - before < 48, f"{after - before} MiB more for 72 MiB"
