@@ -6,8 +6,7 @@
 
 On one GPU, so without collectives: models of several families, with different things kept for the
 backward pass. Each step is estimated with the figures of the table of chips, and with those that
-`meshdsl calibrate` measures; then the steps run in turns. Memory is what the compiler says of the
-program.
+`meshdsl calibrate` measures, and runs at once. Memory is what the compiler says of the program.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,40 +70,20 @@ WORKLOADS: dict[str, tuple[Mapping[str, Any], int, tuple[str, ...]]] = {
 }
 
 
+@dataclass
 class Step:
-    """One way to train: what is estimated of it, and what is measured."""
+    """One way to train: what is estimated of it, and what is measured.
 
-    def __init__(self, name: str, config: Config, targets: Mapping[str, Any]):
-        self.name, layout = name, find_layout("single")
-        mesh = md.make_mesh({"one": 1}, jax.devices()[:1])
-        self.estimated, self.peak = {}, float("nan")
-        for source, target in targets.items():
-            found = training_analysis(name, config, layout, {"one": 1}, target).explain()
-            assert found.time is not None
-            self.estimated[source], self.peak = found.time.step, found.memory.peak
-        job = Job(config, layout, mesh)
-        self._step = job.lowered.compile()
-        m = self._step.memory_analysis()
-        self.memory = m.argument_size_in_bytes + m.temp_size_in_bytes
-        self.memory += m.output_size_in_bytes - m.alias_size_in_bytes
-        self._init = job.step.init
-        # Tokens differ: gradients that are added to one row would wait for each other.
-        self._batch = jax.tree.map(
-            lambda x: jax.device_put(
-                (np.arange(x.size) % 100).astype(x.dtype).reshape(x.shape), x.sharding
-            ),
-            job.batch,
-        )
+    Attributes:
+      estimated: seconds of a step, by where the figures of the chip are from.
+      peak, memory: bytes by `explain`, and by the compiler.
+    """
 
-    def run(self, steps: int) -> None:
-        """Take the time of so many steps, one after the other without a wait."""
-        state = self._init(jax.random.key(0))
-        state, _ = jax.block_until_ready(self._step(state, self._batch))
-        start = time.perf_counter()
-        for _ in range(steps):
-            state, _ = self._step(state, self._batch)
-        jax.block_until_ready(state)
-        self.seconds = (time.perf_counter() - start) / steps
+    name: str
+    estimated: dict[str, float]
+    peak: float
+    seconds: float
+    memory: int
 
     def row(self) -> list[str]:
         cells = [self.name, f"{1e3 * self.seconds:.1f}"]
@@ -113,7 +93,32 @@ class Step:
         return [*cells, *memory, f"{self.peak / self.memory - 1:+.0%}"]
 
 
-def main() -> None:
+def taken(name: str, config: Config, targets: Mapping[str, Any], steps: int) -> Step:
+    """A step after it was estimated and compiled, and ran so many times without a wait between."""
+    layout, estimated, peak = find_layout("single"), {}, float("nan")
+    for source, target in targets.items():
+        found = training_analysis(name, config, layout, {"one": 1}, target).explain()
+        assert found.time is not None
+        estimated[source], peak = found.time.step, found.memory.peak
+    job = Job(config, layout, md.make_mesh({"one": 1}, jax.devices()[:1]))
+    compiled = job.lowered.compile()
+    # Tokens differ: gradients that are added to one row would wait for each other.
+    counted = lambda x: (np.arange(x.size) % 100).astype(x.dtype).reshape(x.shape)
+    batch = jax.tree.map(lambda x: jax.device_put(counted(x), x.sharding), job.batch)
+    state = job.step.init(jax.random.key(0))
+    state, _ = jax.block_until_ready(compiled(state, batch))
+    start = time.perf_counter()
+    for _ in range(steps):
+        state, _ = compiled(state, batch)
+    jax.block_until_ready(state)
+    seconds = (time.perf_counter() - start) / steps
+    m = compiled.memory_analysis()
+    memory = m.argument_size_in_bytes + m.temp_size_in_bytes
+    memory += m.output_size_in_bytes - m.alias_size_in_bytes
+    return Step(name, estimated, peak, seconds, memory)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -123,7 +128,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a JSON file for all figures")
     parser.add_argument("--platform", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--tiny", action="store_true", help="sizes that only try the command")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     check_platform(given.platform)
     device = jax.devices()[0]
     chip = chip_of(device) or chips()["cpu"]
@@ -144,11 +149,9 @@ def main() -> None:
             if given.tiny:
                 few = {k: v for k, v in TINY.items() if f"model.{k}" in settings}
                 chosen |= {f"model.{key}": value for key, value in few.items()} | {"batch": 2}
-            step = Step(f"{name}, {remat}", override(Config(), **chosen), targets)
-            step.run(given.steps)
+            step = taken(f"{name}, {remat}", override(Config(), **chosen), targets, given.steps)
             steps.append(step)
             print(*step.row(), sep="  ", file=sys.stderr, flush=True)
-            del step._step
     head = ["step", "measured ms"]
     head += [word for source in targets for word in (f"explain ms, {source}", "off by")]
     show([[*head, "memory GiB", "explain", "off by"], *(step.row() for step in steps)])
@@ -158,11 +161,7 @@ def main() -> None:
     }
     print(f"{device.device_kind}, jax {jax.__version__}; median errors {errors}")
     if given.out:
-        found = [
-            {"step": s.name, "seconds": s.seconds, "estimated": s.estimated}
-            | {"memory": s.memory, "peak": s.peak}
-            for s in steps
-        ]
+        found = [asdict(step) for step in steps]
         given.out.write_text(json.dumps({"versions": jax.__version__, "steps": found}, indent=1))
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import gpu, grouped_products
+from benchmarks import gpu, gpu_estimates, grouped_products
 
 
 def test_without_a_gpu_the_command_says_so_in_a_line():
@@ -41,3 +41,15 @@ def test_products_of_groups_are_right_in_every_way_that_is_timed(tmp_path):
         if "error" in one
     ]
     assert len(errors) == 7 and max(errors) < 0.02
+
+
+@pytest.mark.slow
+def test_estimates_are_compared_with_tiny_steps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ["--platform", "cpu", "--tiny", "--steps", "2", "--workloads", "experts"]
+    gpu_estimates.main([*given, "--out", "found.json"])
+    steps = json.loads((tmp_path / "found.json").read_text())["steps"]
+    assert [step["name"] for step in steps] == ["experts, dots", "experts, full"]
+    for step in steps:
+        assert min(step["seconds"], step["estimated"]["calibrated"]) > 0
+        assert step["peak"] == pytest.approx(step["memory"], rel=0.5)

@@ -47,7 +47,11 @@ APART = {
 OPTIONAL = {package for packages in EXTRAS.values() for package in packages}  # may be missing
 # Modules with Pallas, which takes as long to import as the language: `gmm`, `grouped_kernels`, and
 # two of attention.
-SLOW = {"jax.experimental.pallas.ops.tpu.megablox.gmm", "meshdsl.ops", "meshdsl.ops.attention"}
+SLOW = {
+    "jax.experimental.pallas.ops.tpu.megablox.gmm",
+    "meshdsl.ops.grouped_kernels",
+    "meshdsl.ops.attention",
+}
 # Who imports by name: a package what it exports late, `user_code` what a setting names.
 BY_NAME = {"__init__.py", "train/__init__.py", "user_code.py"}
 ROOMS_OF_MESHDSL = {f"meshdsl.{room}" for room in ROOMS}

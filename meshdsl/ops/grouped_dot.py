@@ -201,19 +201,19 @@ def _pallas_lacks(platform: str, rows, parameters) -> str:
 
 
 def _dot_by_pallas(way: Way, transposed: bool, rows, weight, starts):
-    from meshdsl.ops import grouped_kernels  # with Pallas, which takes long to import
+    from meshdsl.ops.grouped_kernels import dot, tile_of  # with Pallas, which takes long to import
 
-    tile = grouped_kernels.tile_of(rows.dtype, way.block)
+    tile = tile_of(rows.dtype, way.block)
     blocks = blocks_of(starts, tile.rows, len(rows))
-    return grouped_kernels.dot(tile, way.platform != "gpu", transposed, rows, weight, blocks)
+    return dot(tile, way.platform != "gpu", transposed, rows, weight, blocks)
 
 
 def _outer_by_pallas(way: Way, dtype: str, rows, others, starts):
-    from meshdsl.ops import grouped_kernels  # with Pallas, which takes long to import
+    from meshdsl.ops.grouped_kernels import outer, tile_of  # with Pallas, as above
 
     # A tile has features of the rows in the place of rows, and features are many.
-    tile = grouped_kernels.tile_of(rows.dtype, max(way.block, 128))
-    return grouped_kernels.outer(tile, way.platform != "gpu", dtype, rows, others, starts)
+    tile = tile_of(rows.dtype, max(way.block, 128))
+    return outer(tile, way.platform != "gpu", dtype, rows, others, starts)
 
 
 # -- megablox --------------------------------------------------------------------------------------
