@@ -13,6 +13,7 @@ from typing import Any
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.machine import find_target
+from meshdsl.tools.analysis import Analysis
 
 from .workloads import Workload
 
@@ -97,6 +98,31 @@ def _workload(rng: random.Random, machines: Sequence[str]) -> Workload:
         if len(ways) == WAYS:
             break
     return Workload(target, settings, tuple(ways))
+
+
+def small_step(rng: random.Random, target: str) -> Analysis:
+    """A step of two layers on few chips, so small that it compiles in a minute.
+
+    Raises:
+      MeshDSLError: nothing that was drawn is legal and fits.
+    """
+    devices = find_target(target).devices
+    kind = rng.choices(list(_KINDS), _OFTEN)[0]
+    layouts = {"unet": _OF_IMAGES, "experts": _OF_EXPERTS}.get(kind, _LAYOUTS)
+    for _ in range(40):
+        settings: dict[str, Any] = {"precision.compute": "bfloat16"} | _KINDS[kind](rng)
+        pattern = len(settings.get("model.pattern", ("",)))
+        if kind != "unet":
+            settings["model.layers"] = pattern if pattern > 1 else 2
+        if kind == "encoder-decoder":
+            settings["model.decoder_layers"] = 2
+        tokens = rng.choice([2048, 4096, 8192, 16384])  # on each chip
+        length = tokens // rng.choice([1, 2]) if kind == "unet" else settings["model.length"]
+        settings["batch"] = devices * max(1, tokens // length)
+        workload, way = Workload(target, settings, ()), _way(rng, devices, layouts)
+        if _allowed(workload, way):
+            return workload.analysis(way)
+    raise MeshDSLError(f"nothing of 40 steps of {kind} is legal on {target} and fits")
 
 
 def _way(rng: random.Random, devices: int, layouts: dict[str, tuple[str, ...]]) -> str:
@@ -204,3 +230,5 @@ _KINDS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "encoder-decoder": _encoder_decoder,
     "unet": _unet,
 }
+# How often each kind is drawn for a small step; those of images take minutes to compile.
+_OFTEN = (3, 4, 2, 2, 2, 2, 0)

@@ -34,6 +34,7 @@ _UNITS: dict[str, tuple[str, float]] = {
     "GB": ("memory", 1e9),
     "GiB": ("memory", 2**30),
     "KiB": ("size", 2**10),
+    "MiB": ("size", 2**20),
     "GB/s": ("bandwidth", 1e9),
     "Gbit/s": ("bandwidth", 1e9 / 8),
     "us": ("time", 1e-6),
@@ -87,6 +88,17 @@ class Chip:
       matmul_efficiency: the share of `flops` that large products reach.
       hbm_efficiency: the share of `hbm_bandwidth` that large copies reach.
       vector_rate: elements/s that pass the vector unit; 0 where that is no limit.
+      array_rate: elements/s of all arrays that a kernel without a product reads and writes, beside
+        `vector_rate`; 0 where that is no limit.
+      product_latency: seconds that a product takes beside what its size takes.
+      result_rate: elements/s of results that leave the matrix unit; 0 where that is no limit.
+      operand_rate: the same of operands that enter it.
+      prologue_rate, epilogue_rate: elements/s of the arrays that the kernel of a product computes
+        its operands from, and of those that it reads and writes beside the result, while the
+        matrix unit waits; 0 where that is no limit.
+      fetched: bytes of an array of which half are in fast memory when a kernel reads them; 0 where
+        there is none.
+      kept: bytes of an array of which half are left in fast memory by the kernel that writes them.
       float32_slowdown: how many times longer a product of float32 takes than one of bfloat16.
       kernel_latency: the least seconds of a kernel that touches more than a few numbers.
       small_sum: the device waits for sums of fewer bytes; 0 where there is no such limit.
@@ -138,6 +150,14 @@ class Chip:
     matmul_efficiency: float = _figure("number", 1.0)
     hbm_efficiency: float = _figure("number", 1.0)
     vector_rate: float = _figure("elements", shared=True, must="")
+    array_rate: float = _figure("elements", shared=True, must="")
+    product_latency: float = _figure("time", must="")
+    result_rate: float = _figure("elements", shared=True, must="")
+    operand_rate: float = _figure("elements", shared=True, must="")
+    prologue_rate: float = _figure("elements", shared=True, must="")
+    epilogue_rate: float = _figure("elements", shared=True, must="")
+    fetched: float = _figure("size", shared=True, must="")
+    kept: float = _figure("size", shared=True, must="")
     float32_slowdown: float = _figure("number", 1.0, must="")
     kernel_latency: float = _figure("time", must="")
     small_sum: float = _figure("size", must="")

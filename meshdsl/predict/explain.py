@@ -64,9 +64,7 @@ def explain(
     if target is not None:
         fit_mesh(target, sizes, program.layout.name)
     network = Network(target, sizes) if target is not None and target.chip.timed else None
-    # Libraries multiply on GPUs, and do nothing else.
-    on_gpu = target is not None and target.chip.kind == "gpu"
-    graph = kernel_graph(program, products_alone=on_gpu)
+    graph = kernel_graph(program, kind=target.chip.kind if target is not None else "")
     time = None
     if model_flops is None and count_flops:
         counted = counted_flops(graph, program)

@@ -42,7 +42,7 @@ def test_a_gpu_multiplies_in_kernels_that_do_nothing_else():
     def function(x, w):
         return jax.nn.relu((x * 2) @ w + 1)
 
-    made = graph(function, array(64, 64), array(64, 64), products_alone=True)
+    made = graph(function, array(64, 64), array(64, 64), kind="gpu")
     assert names(made) == ["mul", "dot_general", "max"]
     assert [len(k.reads) + len(k.writes) for k in made.kernels] == [2, 3, 2]
 
@@ -283,6 +283,60 @@ def test_a_scatter_over_lanes_copies_what_a_batch_of_products_made():
     mapped = jax.shard_map(gradient, mesh=mesh, in_specs=(P(None, "data"),) * 2, out_specs=out)
     made = graph(mapped, array(4, 8, 16), array(4, 8, 128), mesh=mesh)
     assert names(made) == ["dot_general", "reorder", "reduce_scatter"]
+
+
+@pytest.mark.parametrize(
+    "part, dim, copies",
+    [
+        ((64, 256), 0, []),  # whole rows of tiles, one behind the other
+        ((256, 128), 1, []),  # whole lanes
+        ((256, 64), 1, ["reorder"]),  # the parts are no whole lanes: libtpu has 256 in lanes
+        ((64, 200), 0, ["reorder"]),  # of the whole, 128 in lanes pads less than 200
+        ((3, 20, 256), 1, ["reorder_tiles"]),  # gathered in front of the dim of 3
+        ((100, 62), 1, ["reorder"]),  # 62 are no whole rows either
+    ],
+)
+def test_what_a_tpu_gathers_is_copied_where_its_order_is_another(part, dim, copies):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+
+    def function(weight):
+        with jax.named_scope("md.f.1"):
+            return lax.all_gather(weight, "data", axis=dim, tiled=True)
+
+    split = P(*["data" if i == dim else None for i in range(len(part))])
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=split, out_specs=P(), check_vma=False)
+    whole = [2 * n if i == dim else n for i, n in enumerate(part)]
+    made = graph(mapped, array(*whole), mesh=mesh, kind="tpu")
+    assert names(made) == ["all_gather", *copies]
+    assert names(graph(mapped, array(*whole), mesh=mesh, kind="gpu")) == ["all_gather"]
+
+
+def test_what_a_tpu_gathers_in_a_loop_may_have_one_row_in_a_tile():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+
+    def turn(x, weight):
+        with jax.named_scope("md.f.1"):
+            return x + jnp.sum(lax.all_gather(weight, "data", axis=1, tiled=True)), None
+
+    def function(weights):
+        return lax.scan(turn, jnp.float32(0), weights)[0]
+
+    mapped = jax.shard_map(
+        function, mesh=mesh, in_specs=P(None, None, "data"), out_specs=P(), check_vma=False
+    )
+    (loop,) = (k.loop for k in graph(mapped, array(4, 100, 124), mesh=mesh, kind="tpu").kernels)
+    assert names(loop)[:2] == ["all_gather", "reorder_rows"]
+
+
+@pytest.mark.parametrize("reverse, fills", [(True, ["fill"]), (False, [])])
+def test_a_tpu_fills_the_stack_of_a_reversed_loop_with_zeros(reverse, fills):
+    def function(xs):
+        return lax.scan(lambda c, x: (c, 2 * x), 0.0, xs, reverse=reverse)[1]
+
+    made = graph(function, array(4, 64, 64), kind="tpu")
+    assert names(made) == [*fills, "scan"]
+    assert sum(k.traffic for k in made.kernels) == len(fills) * 4 * 64 * 64 * 4
+    assert names(graph(function, array(4, 64, 64))) == ["scan"]
 
 
 @pytest.mark.parametrize("name", only(("single", "hybrid-fsdp", "fsdp-sequence"), common.LAYOUTS))

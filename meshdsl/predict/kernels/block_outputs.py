@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from meshdsl.predict.kernels.equations import Block, Value, original
-from meshdsl.predict.kernels.kernels import Buffer, Kernel
+from meshdsl.predict.kernels.kernels import Buffer, Kernel, Move
 from meshdsl.predict.kernels.primitives import ELEMENTWISE, PRODUCTS, REDUCTIONS
 from meshdsl.predict.kernels.value_table import ValueTable
 
@@ -56,10 +56,10 @@ def _joins(value: Value) -> bool:
 def copy_kernel(
     reads: Iterable[Buffer], to: Buffer, scope: str, primitive: str = "copy", times: int = 1
 ) -> Kernel:
-    """A kernel that copies what it reads, so many `times` as far as its traffic goes."""
+    """A kernel that copies what it reads, so many `times` as far as its moves go."""
     reads = list(reads)
-    traffic = (sum(b.bytes for b in reads) + to.bytes) * times
-    return Kernel(primitive, scope, reads, [to], traffic=traffic)
+    moves = [Move(b, b.bytes * times) for b in reads] + [Move(to, to.bytes * times, write=True)]
+    return Kernel(primitive, scope, reads, [to], moves=moves)
 
 
 def scope_in_body(block: Block, value: Value | None, constants: int, otherwise: str) -> str:

@@ -10,6 +10,7 @@ import jax
 from meshdsl.predict.kernels.equations import Equation, Value
 from meshdsl.predict.kernels.kernels import Dot
 from meshdsl.predict.kernels.primitives import MOVES, PRODUCTS
+from meshdsl.predict.memory.tiles import LANES
 from meshdsl.program.collective import Collective
 from meshdsl.program.jaxpr import COLLECTIVES, collectives_of, join_scopes
 
@@ -64,9 +65,22 @@ def _product(eqn, left: tuple[int, ...], right: tuple[int, ...]) -> Dot:
     (contracted_left, contracted_right), (batch_left, batch_right) = eqn.params["dimension_numbers"]
     batch = math.prod(left[i] for i in batch_left)
     k = math.prod(left[i] for i in contracted_left)
-    m = math.prod(n for i, n in enumerate(left) if i not in (*contracted_left, *batch_left))
-    n = math.prod(n for i, n in enumerate(right) if i not in (*contracted_right, *batch_right))
-    return Dot(batch, m, k, n, 2 * batch * m * k * n, eqn.invars[0].aval.dtype.name)
+    of_left = [n for i, n in enumerate(left) if i not in (*contracted_left, *batch_left)]
+    of_right = [n for i, n in enumerate(right) if i not in (*contracted_right, *batch_right)]
+    m, n = math.prod(of_left), math.prod(of_right)
+    flops = 2 * batch * m * k * n
+    lanes = _empty_lanes(of_right or of_left)
+    return Dot(batch, m, k, n, flops, eqn.invars[0].aval.dtype.name, lanes=lanes)
+
+
+def _empty_lanes(dims: list[int]) -> float:
+    """`lanes` of a `Dot` by the dims that end its result.
+
+    A last dim of very few elements is not put into lanes.
+    """
+    if len(dims) < 2 or not LANES // 4 <= dims[-1] < LANES:
+        return 1.0
+    return LANES / dims[-1]
 
 
 def _convolution(eqn, left: tuple[int, ...], right: tuple[int, ...], out: tuple[int, ...]) -> Dot:

@@ -37,16 +37,17 @@ from meshdsl.predict.kernels.before_fusion import (
 from meshdsl.predict.kernels.block_outputs import copy_kernel, place_outputs, scope_in_body
 from meshdsl.predict.kernels.equation_work import collectives, dots, other_flops
 from meshdsl.predict.kernels.equations import BARRIER, Block, Equation, Value, original
-from meshdsl.predict.kernels.kernels import Buffer, Kernel, Loop
+from meshdsl.predict.kernels.kernels import Buffer, Kernel, Loop, Move
+from meshdsl.predict.kernels.moves import moves
 from meshdsl.predict.kernels.primitives import (
     ELEMENTWISE,
+    FILL,
     FUSED,
     IN_PLACE,
     PRODUCTS,
     REDUCTIONS,
 )
-from meshdsl.predict.kernels.reordered import REORDER, is_batch, reorders
-from meshdsl.predict.kernels.traffic import traffic
+from meshdsl.predict.kernels.reordered import REORDER, is_batch, relaid, reorders
 from meshdsl.predict.kernels.value_table import ValueTable
 from meshdsl.predict.kernels.written_values import written_values
 from meshdsl.program.collective import phase_in_step
@@ -112,7 +113,7 @@ class KernelBuilder:
             self._count_flops(equation)
             self._add(equation)
         for draft in self._drafts:
-            draft.kernel.traffic = traffic(draft.kernel, draft.equations, table)
+            draft.kernel.moves = moves(draft.kernel, draft.equations, table)
 
     def _count_flops(self, equation: Equation) -> None:
         flops = sum(dot.flops for dot in dots(equation)) or other_flops(equation)
@@ -207,16 +208,28 @@ class KernelBuilder:
         draft = self._begin(equation)
         kernel = draft.kernel
         kernel.dots, draft.of_batch = dots(equation), is_batch(equation)
+        relay = ""
         if moved:
             kernel.collective, kernel.scope = moved[0], moved[0].scope
-            if reorders(equation) == "all_gather":
+            if self.table.tiled:
+                relay = relaid(equation, in_loop=self.times > 1)
+            if not relay and reorders(equation) == "all_gather":
                 self.table.reordered.update(equation.outputs)
         self._extend(draft, equation, equation.operands, equation.outputs)
         kernel.reads = [copies.get(id(buffer), buffer) for buffer in kernel.reads]
+        if relay:
+            self._relay(equation, equation.outputs[0], relay)
         if equation.primitive in PRODUCTS and not self.table.products_alone:
             self._joinable.add(equation.outputs[0])
         if equation.primitive in IN_PLACE and (first := equation.inputs[0]) is not None:
             self._note_result_over(kernel, first, equation.outputs[0], equation.scope)
+
+    def _relay(self, equation: Equation, value: Value, how: str) -> None:
+        """Adds a kernel that copies a value into another order, in which all others read it."""
+        before = self.table.buffer(value, equation.scope)
+        after = Buffer(before.shape, before.dtype, before.bytes, scope=equation.scope)
+        self.kernels.append(copy_kernel([before], after, equation.scope, how))
+        self.table.set_buffer(value, after)
 
     def _copied(self, equation: Equation) -> dict[int, Buffer]:
         """Adds copy kernels for operands that the equation cannot read where the operands stand.
@@ -296,6 +309,8 @@ class KernelBuilder:
 
     def _add_with_blocks(self, equation: Equation) -> None:
         """Begins the kernel of a loop or a `cond`, and builds the kernels of its blocks."""
+        if self.table.tiled and equation.eqn.params.get("reverse"):
+            self._fill(equation)
         draft, scope = self._begin(equation), equation.scope
         kernel = draft.kernel
         for value in equation.operands:
@@ -380,6 +395,16 @@ class KernelBuilder:
         ends = [None if v is None else self.table.buffer(v, scope) for v in block.outputs[:carried]]
         carries = [(a, b) for a, b in zip(starts, ends, strict=True) if b is not None]
         return Loop(length, kernels, carries)
+
+    def _fill(self, equation: Equation) -> None:
+        """Adds kernels that fill the stacks of a reversed loop with zeros.
+
+        A TPU's compiler leaves them out only where a loop begins with the first slice.
+        """
+        for value in equation.outputs[equation.carried :]:
+            stack = self.table.buffer(value, equation.scope)
+            moves = [Move(stack, stack.bytes, write=True)]
+            self.kernels.append(Kernel(FILL, equation.scope, moves=moves))
 
     def _give(self, inner: list[Value], outer: list[Value | None], scope: str) -> None:
         """Lets inputs of a block share the memory of the values that are passed for them."""

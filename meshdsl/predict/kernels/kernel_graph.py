@@ -13,14 +13,14 @@ from meshdsl.predict.kernels.value_table import ValueTable
 from meshdsl.program.program import Program
 
 
-def kernel_graph(program: Program, *, products_alone: bool = False) -> Graph:
+def kernel_graph(program: Program, kind: str = "") -> Graph:
     """The kernels that a compiler makes of one call of `program`, and the buffers between them.
 
     Args:
-      products_alone: whether a product is a kernel of its own, without element-wise code.
+      kind: of the chip that it is compiled for, as in `Chip.kind`; empty where none is known.
     """
     block = flatten(program)
-    table = ValueTable(program.axis_sizes, products_alone=products_alone)
+    table = ValueTable(program.axis_sizes, kind)
     arguments = [table.buffer(value, "") for value in block.inputs]
     for buffer, value in zip(arguments, block.inputs, strict=True):
         buffer.name = value.name
@@ -66,7 +66,8 @@ def _drop_unread(kernels: Iterable[Kernel], read: set[int]) -> None:
         unread = [b for b in kernel.writes if b.within is None and id(b) not in read]
         if unread and len(unread) < len(kernel.writes):
             kernel.writes = [b for b in kernel.writes if all(b is not u for u in unread)]
-            kernel.traffic -= sum(b.bytes for b in unread)
+            gone = {id(b) for b in unread}
+            kernel.moves = [m for m in kernel.moves if not m.write or id(m.buffer) not in gone]
 
 
 def _aliases(

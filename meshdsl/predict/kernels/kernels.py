@@ -50,6 +50,9 @@ class Dot:
     counts only the terms that do not meet padding. Where it is `uneven`, `flops` are a mean over
     devices, of which some compute more.
 
+    `lanes` is how many times longer the result gets by lanes of a TPU that stay empty: where its
+    last dim is one of several that an operand gives, such as the 64 elements of a head.
+
     `rearranged` are the bytes of operands and results that a TPU's compiler puts into another
     order, of a convolution over so few rows that it splits their space to have more; else 0.
     """
@@ -61,7 +64,22 @@ class Dot:
     flops: int
     dtype: str
     uneven: bool = False
+    lanes: float = 1.0
     rearranged: int = 0
+
+
+@dataclass(frozen=True)
+class Move:
+    """What a kernel reads from one buffer, or writes to it.
+
+    Attributes:
+      bytes: less than those of the buffer where the kernel moves a part of it, and without the
+        padding to tiles.
+    """
+
+    buffer: Buffer
+    bytes: int
+    write: bool = False
 
 
 @dataclass(eq=False)
@@ -76,7 +94,8 @@ class Kernel:
       writes: the buffers that it writes, each once.
       dots: its products.
       other_flops: element-wise operations and additions of reductions, one for each element.
-      traffic: bytes that it moves from and to memory.
+      moves: what it reads from memory and writes there; none for a loop or branches, whose kernels
+        have them.
       collective: what it communicates, with a `count` that takes in the loops around it; None for a
         kernel that computes.
       in_place: pairs of an operand and a result that may take the operand's memory, because both
@@ -92,7 +111,7 @@ class Kernel:
     writes: list[Buffer] = field(default_factory=list)
     dots: list[Dot] = field(default_factory=list)
     other_flops: int = 0
-    traffic: int = 0
+    moves: list[Move] = field(default_factory=list)
     collective: Collective | None = None
     in_place: list[tuple[Buffer, Buffer]] = field(default_factory=list)
     loop: Loop | None = None
@@ -103,6 +122,11 @@ class Kernel:
     def flops(self) -> int:
         """The FLOPs of its products in one execution; those of a loop are in its body."""
         return sum(dot.flops for dot in self.dots)
+
+    @property
+    def traffic(self) -> int:
+        """The bytes that it moves from and to memory."""
+        return sum(move.bytes for move in self.moves)
 
     @property
     def phase(self) -> str:

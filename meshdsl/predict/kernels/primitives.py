@@ -22,6 +22,7 @@ REDUCTIONS = names("""
 """)
 PRODUCTS = names("dot_general conv_general_dilated")
 FUSED = "local_kernel"  # a fused kernel, written by hand
+FILL = "fill"  # a kernel that fills an array with zeros
 
 # Element-wise, but an element of the result does not stand where its operand stood.
 REORDERS = names("concatenate dynamic_slice pad rev slice split")

@@ -11,9 +11,14 @@ eighth of a step.
 from __future__ import annotations
 
 from meshdsl.predict.kernels.equations import Equation
-from meshdsl.predict.memory.tiles import LANES
+from meshdsl.predict.memory.tiles import LANES, ROWS, fastest
+from meshdsl.program.collective import phase_in_step
 
-REORDER = "reorder"  # the primitive of a kernel that makes such a copy
+# The primitives of kernels that make such copies: of lanes that become rows, of arrays that have
+# only one row for a tile, and of whole tiles.
+REORDER = "reorder"
+REORDER_ROWS = "reorder_rows"
+REORDER_TILES = "reorder_tiles"
 _DIMS = {"all_gather": "all_gather_dimension", "reduce_scatter": "scatter_dimension"}
 
 
@@ -42,3 +47,37 @@ def is_batch(equation: Equation | None) -> bool:
     _, (batch, _) = equation.eqn.params["dimension_numbers"]
     left = equation.inputs[0]
     return left is not None and any(left.shape[i] > 1 for i in batch)
+
+
+def relaid(equation: Equation, *, in_loop: bool) -> str:
+    """The primitive of the copy that puts what a collective gathers into the order of its use.
+
+    A gather leaves the pieces one behind the other. Where they are no whole tiles in the order of
+    the array, the gathered dim becomes the slowest one. A product takes the array in the order that
+    pads it least, its own where several do. What is gathered once more for the backward pass is
+    taken as it is.
+
+    Args:
+      in_loop: whether the array belongs to one turn of a loop. The compiler then keeps a dim of one
+        element for the turn, which becomes the rows of a tile if no other dim is left for them.
+    """
+    if not equation.primitive.startswith("all_gather") or not equation.operands:
+        return ""
+    dim = equation.eqn.params["all_gather_dimension"]
+    part, whole = equation.eqn.invars[0].aval, equation.eqn.outvars[0].aval
+    if part.ndim < 2 or part.ndim != whole.ndim or not part.size:
+        return ""
+    if phase_in_step(equation.scope) != "forward":
+        return ""
+    size = part.dtype.itemsize
+    lanes, rows = fastest(part.shape, size)
+    of_tile = LANES if dim == lanes else ROWS if dim == rows else 1
+    slowest = part.shape[dim] % of_tile != 0
+    if slowest and dim == lanes:
+        lanes = rows
+    wanted, _ = fastest(whole.shape, size)
+    if lanes != wanted:
+        alone = slowest and in_loop and part.ndim == 2
+        return REORDER_ROWS if alone else REORDER
+    outside = [n for i, n in enumerate(whole.shape) if i < dim and i not in (lanes,)]
+    return REORDER_TILES if slowest and any(n > 1 for n in outside) else ""

@@ -34,11 +34,13 @@ class ValueTable:
       axis_sizes: the mesh.
       products_alone: whether a product is a kernel of its own, as a GPU's library has it. A TPU's
         compiler lets element-wise code before and behind it join its kernel.
+      tiled: whether arrays are kept in tiles, as on a TPU.
       reordered: values that a collective has left in another order, see `reordered`.
     """
 
-    def __init__(self, axis_sizes: Mapping[str, int], *, products_alone: bool):
-        self.axis_sizes, self.products_alone = axis_sizes, products_alone
+    def __init__(self, axis_sizes: Mapping[str, int], kind: str):
+        self.axis_sizes = axis_sizes
+        self.products_alone, self.tiled = kind == "gpu", kind == "tpu"
         self.reordered: set[Value] = set()
         self._buffers: dict[Value, Buffer] = {}
         self._computed: dict[Value, Computed] = {}

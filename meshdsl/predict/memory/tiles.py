@@ -12,12 +12,13 @@ This was derived from the entry layouts of programs that libtpu compiled, and is
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
 
 LANES = 128
-_ROWS = 8
+ROWS = 8
 _ROW = 1024  # elements of the widest tile of an array with one dim
 
 
@@ -37,16 +38,42 @@ def _tiled(shape: tuple[int, ...], size: int) -> int:
     total = math.prod(shape)
     if total == 0:
         return 0
-    best = min(
-        total
-        // (lanes * rows)
-        * round_up(lanes, LANES)
-        * round_up(rows, _rows(rows, packed, _ROWS))
-        for i, lanes in enumerate(shape)
-        for j, rows in enumerate(shape)
-        if i != j
-    )
-    return best * size
+    return min(elements for elements, _, _ in _orders(shape, packed)) * size
+
+
+def natural_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    """Bytes of an array of a TPU's program that is no argument: its last dim is in lanes.
+
+    Of the others, that which is padded least is in rows. Dims of one element do not count.
+    """
+    size, dims = _itemsize(dtype), [n for n in shape if n != 1]
+    if len(dims) < 2 or 0 in dims:
+        return _tiled(shape, size)
+    packed, last = max(1, 4 // size), len(dims) - 1
+    return min(n for n, lanes, _ in _orders(tuple(dims), packed) if lanes == last) * size
+
+
+def fastest(shape: tuple[int, ...], size: int) -> tuple[int, int]:
+    """The positions of the dims that libtpu keeps in lanes and in rows, where it is free to choose.
+
+    Of orders with the same padding it is the one nearest to the array's own.
+
+    Args:
+      shape: of at least two dims.
+      size: bytes of an element.
+    """
+    _, lanes, rows = min(_orders(shape, max(1, 4 // size)), key=lambda o: (o[0], -o[1], -o[2]))
+    return lanes, rows
+
+
+def _orders(shape: tuple[int, ...], packed: int) -> Iterator[tuple[int, int, int]]:
+    """For each choice of the two fastest dims: elements with padding, dim in lanes, dim in rows."""
+    total = max(math.prod(shape), 1)
+    for i, lanes in enumerate(shape):
+        for j, rows in enumerate(shape):
+            if i != j:
+                tile = round_up(lanes, LANES) * round_up(rows, _rows(rows, packed, ROWS))
+                yield total // max(lanes * rows, 1) * tile, i, j
 
 
 def _rows(n: int, least: int, most: int) -> int:

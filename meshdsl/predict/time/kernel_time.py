@@ -1,23 +1,33 @@
 """How long one kernel computes.
 
-Element-wise code and reductions take their bytes over the bandwidth that copies reach. On a TPU
-they also take a time for each element that passes the vector unit.
+Element-wise code and reductions take their bytes in memory over the bandwidth that copies reach. On
+a TPU they also take a time for each element of their largest array, which passes the vector unit,
+and one for each element of every array.
 
-A product takes the longer of two times. One is its FLOPs, with dims padded to the matrix unit, over
-the rate that large products reach. The other is the time of its operands and its result in memory
-and in the vector unit; because of it a contraction of 128 takes as long as one of 512. What the
-kernel reads and writes besides (for an activation before, a sum after) is added, because it holds
-the matrix unit up.
+A product of a TPU takes a latency, and the longer of two times. One is its FLOPs, with dims padded
+to the matrix unit, over the rate that large products reach; the unit also waits for the arrays that
+the kernel computes operands from, and for those that it reads and writes beside the result. The
+other is that of the bytes in memory and of the operands and results that pass the vector unit;
+because of it a contraction of 128 takes as long as one of 512. Elsewhere a product is a kernel by
+itself, and what its kernel reads and writes besides is added.
+
+The bytes of an array on a TPU are those of its tiles. Of the smaller ones, a share is in the fast
+memory of the chip: it was left there by the kernel before, or was fetched while another one ran.
+
+The figures of a TPU are fitted to what its compiler says of the kernels of small programs, by
+`benchmarks/kernel_figures.py`.
 """
 
 from __future__ import annotations
 
-import math
+from collections import Counter
+from functools import lru_cache
 
 from meshdsl.machine import FUSED_EFFICIENCY, Chip
-from meshdsl.predict.kernels.kernels import Buffer, Dot, Kernel
-from meshdsl.predict.kernels.reordered import REORDER
-from meshdsl.predict.memory.tiles import round_up
+from meshdsl.predict.kernels.kernels import Dot, Kernel, Move
+from meshdsl.predict.kernels.primitives import FILL
+from meshdsl.predict.kernels.reordered import REORDER, REORDER_ROWS, REORDER_TILES
+from meshdsl.predict.memory.tiles import natural_bytes, padded_bytes, round_up
 
 _SUBLANES = 8  # rows of a vector register: dims are padded to it if not to the matrix unit
 _WIDTHS = {
@@ -32,14 +42,10 @@ _WIDTHS = {
     "int8": 1,
     "uint8": 1,
 }
-# Operands of a product pass the vector unit so many times as fast as results do. Measured with the
-# TPU compiler's cycles for v5p: a product of 8192 x 4096 x 128 takes 80,380 where its bytes take
-# 50,000, one of 32 x (2048 x 2048 x 128) 364,143 where they take 200,000.
-_OPERANDS = 5
+_ALIKE = 0.03  # arrays whose numbers of elements differ by less are taken to be of one kind
 _SCALARS = 4096  # bytes: a kernel that touches no more takes no time of its own
-# How much longer a copy takes that puts dims into another order. Measured with the TPU compiler's
-# cycles for v5p: 0.986 ms for bfloat16 [64, 1024, 2048], and 0.536 ms by this module without it.
-_REORDERING = 1.84
+# How many times longer than its bytes and elements something takes.
+_SLOWER = {REORDER: 1.84, REORDER_ROWS: 6.0, REORDER_TILES: 1.05, FILL: 2.0}
 # Over fewer than 8 rows a TPU's compiler makes a convolution one over 8 times as many, of an eighth
 # of the width each. It copies the edges of the parts to their neighbours, and masks them after: so
 # many passes over each operand and result. Measured with its cycles, by `benchmarks/conv_rows.py`:
@@ -59,34 +65,85 @@ def is_fused(kernel: Kernel) -> bool:
 
 
 def _seconds(kernel: Kernel, chip: Chip) -> float:
-    bandwidth = chip.hbm_bandwidth * chip.hbm_efficiency
-    per_element = 1 / chip.vector_rate if chip.vector_rate else 0.0
+    in_memory = _bytes_in_memory(kernel, chip) / (chip.hbm_bandwidth * chip.hbm_efficiency)
     if not kernel.dots:
-        plain = kernel.traffic / bandwidth + elements(kernel) * per_element
-        return plain * (_REORDERING if kernel.primitive == REORDER else 1.0)
+        sizes = [_elements(move, chip) for move in kernel.moves]
+        passing = _over(max(sizes, default=0.0), chip.vector_rate)
+        passing += _over(sum(sizes), chip.array_rate)
+        return (in_memory + passing) * _SLOWER.get(kernel.primitive, 1.0)
     slower = {"float32": chip.float32_slowdown}
     if is_fused(kernel):
         products = sum(
             dot.flops * slower.get(dot.dtype, 1.0) * (chip.imbalance if dot.uneven else 1.0)
             for dot in kernel.dots
         )
-        return max(products / (chip.flops * FUSED_EFFICIENCY), kernel.traffic / bandwidth)
-    products = sum(
-        padded_flops(dot, chip.tile) * slower.get(dot.dtype, 1.0) for dot in kernel.dots
-    ) / (chip.flops * chip.matmul_efficiency)
-    operands = sum(dot.batch * dot.k * (dot.m + dot.n) for dot in kernel.dots)
-    results = sum(dot.batch * dot.m * dot.n for dot in kernel.dots)
+        return max(products / (chip.flops * FUSED_EFFICIENCY), in_memory)
+    on_tpu = chip.kind == "tpu"
+    flops = sum(
+        padded_flops(dot, chip.tile) * slower.get(dot.dtype, 1.0) * (dot.lanes if on_tpu else 1.0)
+        for dot in kernel.dots
+    )
+    products = flops / (chip.flops * chip.matmul_efficiency)
+    if on_tpu:
+        return _on_matrix_unit(kernel, chip, products, in_memory)
     width = max(_WIDTHS.get(dot.dtype, 2) for dot in kernel.dots)
-    of_products = min(width * (operands + results), kernel.traffic)
-    streamed = of_products / bandwidth + (operands / _OPERANDS + results) * per_element
-    besides = kernel.traffic - of_products
-    seconds = max(products, streamed) + besides / bandwidth + besides / width * per_element
+    elements = sum(map(_operands, kernel.dots)) + sum(map(_results, kernel.dots))
+    of_products = min(width * elements, kernel.traffic)
+    share = of_products / kernel.traffic if kernel.traffic else 0.0
+    seconds = max(products, in_memory * share) + in_memory * (1 - share)
     if chip.operand_bandwidth:
         seconds += of_products / chip.operand_bandwidth
-    if chip.kind == "tpu":
-        copied = _REARRANGING * sum(dot.rearranged for dot in kernel.dots)
-        seconds += 2 * copied / bandwidth + copied / width * per_element  # read and written
     return seconds
+
+
+def _on_matrix_unit(kernel: Kernel, chip: Chip, products: float, in_memory: float) -> float:
+    """Of products on a TPU.
+
+    Args:
+      products: seconds of their FLOPs.
+      in_memory: of all that the kernel moves.
+    """
+    results = sum(_results(dot) * dot.lanes for dot in kernel.dots)
+    operands = sum(map(_operands, kernel.dots))
+    before, beside = _besides(kernel, chip)
+    computing = products + _over(before, chip.prologue_rate) + _over(beside, chip.epilogue_rate)
+    passing = _over(results, chip.result_rate) + _over(operands, chip.operand_rate)
+    copied = _REARRANGING * sum(dot.rearranged for dot in kernel.dots)
+    again = 2 * copied / (chip.hbm_bandwidth * chip.hbm_efficiency)  # read and written
+    again += _over(copied / max(_WIDTHS.get(d.dtype, 2) for d in kernel.dots), chip.vector_rate)
+    return chip.product_latency + max(computing, in_memory + passing) + again
+
+
+def _besides(kernel: Kernel, chip: Chip) -> tuple[float, float]:
+    """Elements of arrays from which a product's kernel computes operands, and of those beside.
+
+    An array is of the one kind or the other by its number of elements.
+    """
+    dot = kernel.dots[0]
+    result = dot.batch * dot.m * dot.n
+    own = Counter([dot.batch * dot.m * dot.k, dot.batch * dot.k * dot.n, result])
+    more = {elements: -float(elements * count) for elements, count in own.items()}
+    for move in kernel.moves:
+        size = _elements(move, chip)
+        for elements in more:
+            if abs(size - elements) < _ALIKE * elements:
+                more[elements] += size
+                break
+    beside = max(more.pop(result), 0.0)
+    return sum(max(elements, 0.0) for elements in more.values()), beside
+
+
+def _over(elements: float, rate: float) -> float:
+    """Seconds of so many elements; 0 where the rate is no limit."""
+    return elements / rate if rate else 0.0
+
+
+def _operands(dot: Dot) -> int:
+    return dot.batch * dot.k * (dot.m + dot.n)
+
+
+def _results(dot: Dot) -> int:
+    return dot.batch * dot.m * dot.n
 
 
 def padded_flops(dot: Dot, tile: int) -> float:
@@ -102,19 +159,36 @@ def padded_flops(dot: Dot, tile: int) -> float:
     return dot.flops * min(m, n) / max(dot.batch * dot.m * dot.k * dot.n, 1)
 
 
-def elements(kernel: Kernel) -> int:
-    """How many elements of a kernel pass the vector unit.
+def _bytes_in_memory(kernel: Kernel, chip: Chip) -> float:
+    """The bytes that a kernel moves from and to the memory of the device, on average.
 
-    Those of the largest array that it reads or writes. Of an array that it only slices or gathers
-    from, no more than what it reads can hold.
+    Half of the arrays of the size `Chip.fetched` are read from fast memory, and half of those of
+    the size `Chip.kept` are written to it; nearly all of much smaller ones are, and nearly none of
+    much larger ones. A slice of a stack is always in memory.
     """
-    written = sum(buffer.bytes for buffer in kernel.writes)
-    read = kernel.traffic - written if written < kernel.traffic else kernel.traffic
-    counts = [_held(buffer, kernel.traffic) for buffer in kernel.writes]
-    counts += [_held(buffer, read) for buffer in kernel.reads]
-    return max(counts, default=0)
+    total = 0.0
+    for move in kernel.moves:
+        size = _tiled(move) if chip.kind == "tpu" else move.bytes
+        half = chip.kept if move.write else chip.fetched
+        if half and move.buffer.within is None:
+            size *= 1 - 1 / (1 + (size / half) ** 2)
+        total += size
+    return total
 
 
-def _held(buffer: Buffer, traffic: int) -> int:
-    """How many elements of a buffer so many bytes can hold."""
-    return min(math.prod(buffer.shape), traffic // _WIDTHS.get(buffer.dtype, 4))
+def _elements(move: Move, chip: Chip) -> float:
+    size = _tiled(move) if chip.kind == "tpu" else move.bytes
+    return size / _WIDTHS.get(move.buffer.dtype, 4)
+
+
+@lru_cache(maxsize=2**14)
+def _tiled(move: Move) -> float:
+    """The bytes that a kernel of a TPU moves, in tiles."""
+    buffer = move.buffer
+    if not buffer.bytes:
+        return 0.0
+    if (buffer.within or buffer).name:
+        tiles = padded_bytes(buffer.shape, buffer.dtype, "tpu")
+    else:
+        tiles = natural_bytes(buffer.shape, buffer.dtype)
+    return move.bytes * tiles / buffer.bytes

@@ -1,4 +1,4 @@
-"""How many bytes a kernel moves from and to memory."""
+"""What a kernel moves from and to memory."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from meshdsl.predict.kernels.equations import Equation
-from meshdsl.predict.kernels.kernels import Kernel
+from meshdsl.predict.kernels.kernels import Kernel, Move
 from meshdsl.predict.kernels.primitives import IN_PLACE, PARTIAL_READS
 from meshdsl.predict.kernels.value_table import ValueTable
 
 
-def traffic(kernel: Kernel, equations: Iterable[Equation], table: ValueTable) -> int:
-    """The bytes that a kernel reads and writes.
+def moves(kernel: Kernel, equations: Iterable[Equation], table: ValueTable) -> list[Move]:
+    """What a kernel reads and writes.
 
     An operand of which the kernel reads a part counts with the bytes of that part, and an array
     that the kernel updates in place with the bytes of the update. The kernel of a loop or of
-    branches has no traffic of its own: the kernels inside have it.
+    branches has no moves of its own: the kernels inside have them.
 
     Args:
       equations: all that the kernel computes.
     """
-    wanted: dict[int, int] = defaultdict(int)
     if kernel.loop is not None or kernel.branches:
-        return 0
-    written = sum(b.bytes for b in kernel.writes)
+        return []
+    wanted: dict[int, int] = defaultdict(int)
+    updated: int | None = None
     for equation in equations:
         part = None
         if equation.primitive in PARTIAL_READS:
@@ -33,10 +33,12 @@ def traffic(kernel: Kernel, equations: Iterable[Equation], table: ValueTable) ->
             # A scatter may add to the elements that it updates, and then reads them first.
             overwrites = equation.primitive == "dynamic_update_slice"
             update = equation.inputs[1 if overwrites else 2]
-            written = update.bytes if update else 0
-            part = 0 if overwrites else written
+            updated = update.bytes if update else 0
+            part = 0 if overwrites else updated
         for i, value in enumerate(equation.inputs):
             if value is not None and table.is_written(value):
                 buffer = table.buffer(value, equation.scope)
                 wanted[id(buffer)] += part if part is not None and i == 0 else buffer.bytes
-    return written + sum(min(b.bytes, wanted.get(id(b), b.bytes)) for b in kernel.reads)
+    reads = [Move(b, min(b.bytes, wanted.get(id(b), b.bytes))) for b in kernel.reads]
+    writes = kernel.writes if updated is None else kernel.writes[:1]
+    return reads + [Move(b, b.bytes if updated is None else updated, write=True) for b in writes]
