@@ -25,6 +25,7 @@ CHIP = SimpleNamespace(
     step_latency=0.0,
     operand_bandwidth=0.0,
     fresh_bandwidth=0.0,
+    residuals={},
 )
 
 
