@@ -19,6 +19,11 @@ judged on what it was not fitted to. What the compiler said of these is kept in 
 Spearman's rank correlation is 1 where both put the layouts into the same order. Regret is how much
 longer the layout takes that the estimate takes for the fastest of those that fit by the estimate,
 than the fastest of all that fit by the compiler.
+
+`explain` says how far off a step may be. Where that is honest, two steps in three lie within it (a
+standard deviation), and 19 in 20 within twice as much; the same holds of the difference of any two
+steps of a workload. The layouts that `compare` says should be compiled are few, and the fastest is
+among them: then the regret is 0 once these are compiled.
 """
 
 from __future__ import annotations
@@ -40,6 +45,8 @@ from meshdsl.mesh import make_mesh
 from meshdsl.predict.compiler.out_of_memory import parse_oom
 from meshdsl.predict.compiler.replay import replay
 from meshdsl.predict.compiler.topology import compile_only, target_devices
+from meshdsl.predict.explanation import Estimate
+from meshdsl.predict.time.uncertainty import close, of_difference
 from meshdsl.tools.analysis import Analysis
 
 from .kept import compiled
@@ -74,6 +81,12 @@ class Found:
     replayed_exposed: float | None = None
     needed: int = 0
     error: str = ""
+    estimate: Estimate | None = None
+
+    @property
+    def step(self) -> float:
+        """Seconds by the estimate, as `uncertainty.close` asks for them."""
+        return self.estimated
 
 
 @dataclass
@@ -102,6 +115,36 @@ class Order:
         return chosen.replayed / best - 1 if chosen.replayed else float("inf")
 
     @property
+    def within(self) -> str:
+        """The shares of steps within one and two standard deviations, and of their differences."""
+        alone, apart = [], []
+        for i, f in enumerate(self.timed):
+            assert f.estimate is not None
+            off = f.replayed - f.estimated
+            alone.append((off, f.estimate.uncertainty))
+            for other in self.timed[:i]:
+                assert other.estimate is not None
+                difference = off - (other.replayed - other.estimated)
+                apart.append((difference, of_difference(f.estimate, other.estimate)))
+        return f"{_shares(alone)}; {_shares(apart)}"
+
+    @property
+    def worth_compiling(self) -> list[Found]:
+        """What `compare` says should be compiled, with the fastest by the estimate first."""
+        able = sorted((f for f in self.found if f.fits is not False), key=lambda f: f.estimated)
+        return [*able[:1], *close(able[1:], able[:1])]
+
+    @property
+    def regret_compiled(self) -> float:
+        """The regret once these are compiled: 0 if the fastest is among them.
+
+        Infinite if the compiler refuses all.
+        """
+        times = [f.replayed for f in self.worth_compiling if f.replayed]
+        best = min(f.replayed for f in self.timed)
+        return min(times, default=float("inf")) / best - 1
+
+    @property
     def wrongly_fit(self) -> list[str]:
         """What fits by the estimate, and the compiler refuses."""
         return [f.way for f in self.found if f.fits and f.error]
@@ -109,6 +152,14 @@ class Order:
 
 def _ranks(values: Sequence[float]) -> np.ndarray:
     return np.argsort(np.argsort(np.array(values)))
+
+
+def _shares(errors: Sequence[tuple[float, float | None]]) -> str:
+    """How many errors are within one and two of their standard deviations: `68%, 95%`."""
+    sure = [abs(error) / deviation for error, deviation in errors if deviation]
+    if not sure:
+        return "-"
+    return ", ".join(f"{sum(x <= most for x in sure) / len(sure):.0%}" for most in (1, 2))
 
 
 def find(
@@ -146,6 +197,7 @@ def find(
         peak=memory.peak,
         fits=memory.fits,
         seconds=seconds,
+        estimate=estimated.estimate,
         **said,
     )
 
@@ -171,6 +223,7 @@ def _compile(analysis: Analysis, kept: Path | None) -> dict[str, Any]:
 _HEAD = (
     "layout",
     "step ms, explain",
+    "give or take",
     "compiler",
     "off by",
     "compute ms, explain",
@@ -190,15 +243,20 @@ _SUMMARY = (
     "Spearman",
     "regret",
     "refused",
+    "steps within 1, 2 deviations; differences",
+    "worth compiling",
+    "the fastest among them",
+    "regret then",
 )
 
 
 def row(f: Found) -> list[str]:
     """A line of a workload's table."""
+    unsure = f.estimate.uncertainty if f.estimate else None
     peaks = [f"{f.peak / GIB:.1f}", f"{f.needed / GIB:.1f}"]
     if f.error:
-        return [f.way, _ms(f.estimated), "refused", *["-"] * 5, *peaks]
-    times = [_ms(f.estimated), _ms(f.replayed), f"{f.estimated / f.replayed - 1:+.1%}"]
+        return [f.way, _ms(f.estimated), _ms(unsure), "refused", *["-"] * 5, *peaks]
+    times = [_ms(f.estimated), _ms(unsure), _ms(f.replayed), f"{f.estimated / f.replayed - 1:+.1%}"]
     parts = [f.compute, f.replayed_compute, f.exposed, f.replayed_exposed]
     return [f.way, *times, *map(_ms, parts), *peaks]
 
@@ -271,6 +329,10 @@ def main() -> None:
                 f"{order.spearman:.2f}",
                 f"{order.regret:.1%}",
                 ", ".join(order.wrongly_fit) or "none",
+                order.within,
+                str(len(order.worth_compiling)),
+                "yes" if not order.regret_compiled else "no",
+                f"{order.regret_compiled:.1%}",
             ]
         )
     show(summary)

@@ -36,6 +36,15 @@ def time_words(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 99.95 else f"{seconds:,.0f} s"
 
 
+def give_or_take(seconds: float, uncertainty: float | None) -> str:
+    """How far off a time may be: `, give or take 21 ms (5.5%)`; nothing where that is not known."""
+    if uncertainty is None or not seconds:
+        return ""
+    share = uncertainty / seconds
+    words = f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
+    return f", give or take {time_words(float(f'{uncertainty:.2g}'))} ({words})"
+
+
 def _scaled(value: float, units: Sequence[str]) -> str:
     """`value`, counted in the first of `units`, in the first one that keeps it below 1000."""
     for unit in units[:-1]:

@@ -9,31 +9,22 @@ from meshdsl.figures import byte_words
 from meshdsl.layout_search.found import Found, Judged, frontier_of
 from meshdsl.layout_search.judge import rank
 from meshdsl.layout_search.workload import Workload
+from meshdsl.predict.time.uncertainty import close
 
 
 def confirmed(found: Found, workload: Workload, count: int) -> Found:
     """The same search, with its best candidates judged by the compiler.
 
-    They are compiled in the order of their estimates, until `count` of them fit. Of two or more one
+    The best by the estimate is compiled first, then whatever is likeliest to be faster than the
+    best so far, until `count` of them fit or none is within the estimate's uncertainty of the best.
+    Where the uncertainty is not known they come in the order of their estimates. Of two or more one
     is the best shipped layout, so that the best is not slower than that. What the compiler refuses,
     or says does not fit, is not recommended.
 
     Raises:
       MeshDSLError: the compiler is not installed, or refuses all candidates.
     """
-    known = [found.best, found.second, *found.frontier, *found.rejected, found.shipped]
-    unique = {id(j.candidate): j for j in known if j is not None and j.fits}
-    waiting = sorted(unique.values(), key=rank)
-    if count > 1 and found.shipped is not None and found.shipped not in waiting[:count]:
-        waiting.remove(found.shipped)
-        waiting.insert(count - 1, found.shipped)
-    passed: list[Judged] = []
-    refused: list[Judged] = []
-    for judged in waiting:
-        compiled = _compiled(judged, found.budget, workload)
-        (passed if compiled.fits else refused).append(compiled)
-        if len(passed) == count:
-            break
+    passed, refused, waiting = _likeliest_compiled(found, workload, count)
     if not passed:
         raise MeshDSLError(
             f"search: the compiler refuses all {len(refused)} candidates; of the first one: "
@@ -56,7 +47,34 @@ def confirmed(found: Found, workload: Workload, count: int) -> Found:
         differences=found.differences if best.candidate is found.best.candidate else (),
         rejected=(*refused, *(j for j in found.rejected if id(j.candidate) not in by_candidate)),
         compiled=len(by_candidate),
+        fitting=tuple(waiting),
+        close=tuple(close(waiting, passed)),
     )
+
+
+def _likeliest_compiled(
+    found: Found, workload: Workload, count: int
+) -> tuple[list[Judged], list[Judged], list[Judged]]:
+    """What was compiled and fits, what was compiled and does not, and what was not compiled."""
+    near = [found.best, found.second, *found.frontier, *found.rejected, found.shipped]
+    unique = {id(j.candidate): j for j in (*near, *found.fitting) if j is not None and j.fits}
+    waiting = sorted(unique.values(), key=rank)
+    passed: list[Judged] = []
+    refused: list[Judged] = []
+    while len(passed) < count:
+        shipped = found.shipped if count > 1 and found.shipped in waiting else None
+        if shipped and passed and len(passed) == count - 1:
+            judged = shipped
+        elif passed and passed[0].estimate and passed[0].estimate.deviations:
+            judged = next(iter(close(waiting, passed)), shipped)
+        else:
+            judged = next((j for j in waiting if j in near), None)
+        if judged is None:
+            break
+        waiting.remove(judged)
+        compiled = _compiled(judged, found.budget, workload)
+        (passed if compiled.fits else refused).append(compiled)
+    return passed, refused, waiting
 
 
 def _compiled(judged: Judged, budget: int, workload: Workload) -> Judged:

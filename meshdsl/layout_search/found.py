@@ -11,7 +11,8 @@ from typing import Any
 
 from meshdsl.layout import LEVELS, Layout
 from meshdsl.layout_search.constraints import words_of
-from meshdsl.predict.explanation import AxisView
+from meshdsl.predict.explanation import AxisView, Estimate
+from meshdsl.predict.time.uncertainty import plain_estimate
 
 _LESS = 1e-2  # memory that is less by this share is worth a line of its own
 
@@ -46,6 +47,7 @@ class Judged:
         search's margin to spare.
       judge: `estimate`, or `compiler`.
       refused: why the compiler refused the step; empty where it did not, and without a compiler.
+      estimate: of the step, also where the compiler judged.
     """
 
     candidate: Candidate
@@ -57,6 +59,7 @@ class Judged:
     fits: bool
     judge: str = "estimate"
     refused: str = ""
+    estimate: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,10 @@ class Found:
       compiled: how many were compiled.
       seconds: that the search took, compilations left out.
       ended: whether it ended by itself; if not, its time was over, or its number of estimates.
+      fitting: what fits by the estimate and is not compiled, one of those that come to the same;
+        JSON leaves it out.
+      close: of these what may well be faster than the best, as far as the estimate can tell, the
+        likeliest first.
     """
 
     title: str
@@ -116,6 +123,8 @@ class Found:
     compiled: int
     seconds: float
     ended: bool = True
+    fitting: tuple[Judged, ...] = ()
+    close: tuple[Judged, ...] = ()
 
 
 def frontier_of(judged: Iterable[Judged]) -> tuple[Judged, ...]:
@@ -129,7 +138,7 @@ def frontier_of(judged: Iterable[Judged]) -> tuple[Judged, ...]:
 
 def as_dict(found: Found) -> dict[str, Any]:
     """Everything as dicts, lists, strings and numbers, with layouts as the tables of a file."""
-    return {f.name: _plain(getattr(found, f.name)) for f in fields(Found)}
+    return {f.name: _plain(getattr(found, f.name)) for f in fields(Found) if f.name != "fitting"}
 
 
 def _plain(value: Any) -> Any:
@@ -137,12 +146,13 @@ def _plain(value: Any) -> Any:
         case tuple():
             return [_plain(one) for one in value]
         case Judged(candidate=one):
-            figures = [f.name for f in fields(Judged) if f.name != "candidate"]
+            figures = [f.name for f in fields(Judged) if f.name not in ("candidate", "estimate")]
             return {
                 **_tables(one.layout),
                 "settings": dict(one.settings),
                 "shipped": one.shipped,
                 **{name: _plain(getattr(value, name)) for name in figures},
+                **plain_estimate(value.estimate),
             }
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 

@@ -55,7 +55,8 @@ class Judge:
         assert time is not None
         fits = peak <= (1 - MARGIN) * self.budget
         candidate = Candidate(layout, plan.settings, shipped)
-        return Judged(candidate, time.step, peak, time.compute, time.exposed, found.axes, fits)
+        figures = (time.step, peak, time.compute, time.exposed)
+        return Judged(candidate, *figures, found.axes, fits, estimate=time.estimate)
 
 
 def rank(judged: Judged) -> tuple[bool, int, int, float]:

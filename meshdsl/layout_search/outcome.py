@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from meshdsl.errors import MeshDSLError
@@ -17,6 +17,7 @@ from meshdsl.layout_search.judge import MARGIN, SAME, Judge, rank
 from meshdsl.layout_search.plan import Plan, attributes, layout_of
 from meshdsl.layout_search.text import line_words
 from meshdsl.layout_search.workload import Workload
+from meshdsl.predict.time.uncertainty import close
 
 _SHARE = 0.85  # of the time goes to the search; the rest to what its result is worth
 _REJECTED = 6
@@ -83,6 +84,7 @@ def _found(climb: Climb, until: float | None, began: float) -> Found:
     mine = judged[best]
     bare = lambda plan: replace(plan, settings=(), words=())
     unlike = [j for p, j in judged.items() if j.fits and bare(p) != bare(best)]
+    fitting = _unlike([j for j in judged.values() if j.fits])
     second = min((j for j in unlike if not _same(j, mine)), key=rank, default=None)
     return Found(
         title=climb.workload.title,
@@ -99,6 +101,8 @@ def _found(climb: Climb, until: float | None, began: float) -> Found:
         compiled=0,
         seconds=time.monotonic() - began,
         ended=climb.ended,
+        fitting=fitting,
+        close=tuple(close(fitting, [mine])),
     )
 
 
@@ -126,14 +130,19 @@ def _same(one: Judged, other: Judged) -> bool:
     return near(one.step, other.step) and near(one.peak, other.peak)
 
 
+def _unlike(some: Iterable[Judged], known: Iterable[Judged] = ()) -> tuple[Judged, ...]:
+    """Those that are like none of the `known`; of those that come to the same, the first."""
+    found: list[Judged] = []
+    for j in some:
+        if not any(_same(j, one) for one in (*known, *found)):
+            found.append(j)
+    return tuple(found)
+
+
 def _rejected(judge: Judge, best: Judged, second: Judged | None) -> tuple[Judged, ...]:
     """What is nearest to the best and was not taken: what is faster first, then what is not."""
     shown = [best, *([second] if second else [])]
-    others: list[Judged] = []
-    for j in judge.judged.values():  # of those that come to the same, the first
-        if not any(_same(j, one) for one in (*shown, *others)):
-            others.append(j)
-    others.sort(key=lambda judged: judged.step)
+    others = sorted(_unlike(judge.judged.values(), shown), key=lambda judged: judged.step)
     faster = [j for j in others if not j.fits and j.step < best.step][: _REJECTED // 2]
     slower = [j for j in others if j.fits and j.step >= best.step]
     return (*faster, *slower[: _REJECTED - len(faster)])

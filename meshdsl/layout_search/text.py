@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
-from meshdsl.figures import byte_words, columns, time_words
+from meshdsl.figures import byte_words, columns, give_or_take, time_words
 from meshdsl.layout import LEVELS, Layout
 from meshdsl.layout_search.constraints import words_of
 from meshdsl.layout_search.found import Candidate, Difference, Found, Judged
@@ -31,19 +31,37 @@ def _head(found: Found) -> list[str]:
     best, took = found.best, time_words(found.seconds)
     compiled = f", {found.compiled:,} compiled, in {took} without the compiler"
     how = compiled if found.compiled else f", in {took}"
-    judged = f"judged by the {best.judge}, of the best {found.compiled:,} by the estimate"
+    judged = f"judged by the {best.judge}, of the likeliest {found.compiled:,} by the estimate"
     if best.judge == "estimate":
         free = f"with {found.margin:.0%} of the memory kept free"
         judged = f"judged by the estimate, {free}; --compile K asks the compiler"
+    uncertainty = best.estimate.uncertainty if best.estimate else None
+    unsure = give_or_take(best.step, uncertainty) if best.judge == "estimate" else ""
     stopped = "it was stopped before it ended by itself: with more --seconds it may find better"
     return [
         f"{found.title}, on {found.target}",
         f"searched: {found.explained:,} layouts estimated{how}",
         *([] if found.ended else [stopped]),
         judged,
-        f"best: step {step_words(best.step)}, {memory_words(best, found)}",
+        f"best: step {step_words(best.step)}{unsure}, {memory_words(best, found)}",
+        *_undecided(found),
         _beside_shipped(best, found.shipped),
     ]
+
+
+def _undecided(found: Found) -> list[str]:
+    """How many may be faster than the best, as far as the estimate can tell."""
+    if count := len(found.close):
+        others = f"{count:,} other{'s' * (count > 1)}"
+        if not found.compiled:
+            ask = "--compile K compiles the likeliest first"
+        else:
+            ask = "not compiled; a larger --compile goes on with the likeliest"
+        return [f"{others} may be faster, within what the estimate is good for: {ask}"]
+    if not found.compiled or not found.best.estimate or not found.best.estimate.deviations:
+        return []
+    left = f"the other {len(found.fitting):,} that fit" if found.fitting else "no other"
+    return [f"not compiled: {left}, each slower by more than the estimate may be off"]
 
 
 def _beside_shipped(best: Judged, shipped: Judged | None) -> str:

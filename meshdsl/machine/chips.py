@@ -8,6 +8,7 @@ for devices, and JAX lists some chips as two devices.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -23,6 +24,13 @@ from meshdsl.parsing import parse_toml
 # have no cycles in a compiler's schedule. It is the low end of what FlashAttention-2 reaches on an
 # A100, 50% to 73% (Dao, 2023).
 FUSED_EFFICIENCY = 0.5
+
+# The kinds of work that have a residual. A `product` is a kernel with a matrix product; a `pass` is
+# element-wise code, a reduction or a copy; `fused` is a kernel whose speed is assumed, such as that
+# of attention; a `collective` counts for as long as the device waits for it. What a whole step is
+# off besides, under every layout alike (`step`) and under one layout alone (`layout`), may be left
+# out.
+RESIDUALS = ("product", "pass", "fused", "collective", "step", "layout")
 
 TABLE = Path(__file__).with_name("hardware.toml")
 
@@ -132,6 +140,9 @@ class Chip:
         machine hands it over each time anew; 0 where that is no limit.
       collectives: times of collectives that were measured, which go before what the figures of
         links say; by collective and by form of the group.
+      residuals: how far estimates were off on programs that the figures were not fitted to: the
+        standard deviation of the logarithm of real to estimated seconds, by kind of work
+        (`RESIDUALS`). Empty where that is not known.
       imbalance: how many times the mean load the most loaded device has, of what depends on data,
         as the tokens of the experts of a device do. All others wait for it.
       source: where the keys that are no figures are from.
@@ -184,6 +195,7 @@ class Chip:
     options_of_parts: Mapping[str, str] = _key("tpu", dict, must=False)
     compiler: Mapping[str, Any] = _key("gpu", dict, must=False)
     collectives: Mapping[str, Mapping[str, Curve]] = _key("tpu gpu cpu", dict, must=False)
+    residuals: Mapping[str, float] = _key("tpu gpu cpu", dict, must=False)
     imbalance: float = 1.0
     source: str = _key("tpu gpu cpu", str, "")
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -296,6 +308,8 @@ def _checked(key: str, value: Any, kind: type, where: str) -> Any:
         raise MeshDSLError(f"{where}: `{key}` is {words[kind]}, not {quote(value)}")
     if key == "collectives":
         return checked_curves(value, where)
+    if key == "residuals":
+        return _checked_residuals(value, where)
     if kind is list:
         for one in value:
             if one not in COLLECTIVES:
@@ -313,6 +327,24 @@ def _checked(key: str, value: Any, kind: type, where: str) -> Any:
     if key == "dims" and value > 3:
         raise MeshDSLError(f"{where}: `dims` is 1, 2 or 3, not {value}")
     return value
+
+
+def _checked_residuals(table: Mapping[str, Any], where: str) -> Mapping[str, float]:
+    """The key `residuals`, if it has a number for each kind of work."""
+    for kind, value in table.items():
+        if kind not in RESIDUALS:
+            raise MeshDSLError(
+                f"{where}: `residuals` has {quote(kind)}, which is no kind of work"
+                f"{nearest(kind, RESIDUALS)}; they are {', '.join(RESIDUALS)}"
+            )
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not 0 <= value < math.inf:
+            raise MeshDSLError(
+                f"{where}: `residuals.{kind}` is a number of at least 0, not {quote(value)}"
+            )
+    if table and (missing := [kind for kind in RESIDUALS[:4] if kind not in table]):
+        raise MeshDSLError(f"{where}: `residuals` has no {', '.join(map(quote, missing))}")
+    return table
 
 
 def _checked_figure(key: str, figure: Any, measure: str, where: str) -> float:

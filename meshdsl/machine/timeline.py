@@ -15,6 +15,7 @@ program (`meshdsl.predict.compiler.replay`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,6 +28,7 @@ from meshdsl.program.recorder import tag_in
 # Each lane serves first come, first served.
 Lane = tuple[str, str]
 COPIES: Lane = ("copies", "")
+FUSED = "fused"  # how the work of a fused kernel begins
 BETWEEN_SLICES = "between slices"  # how the keys of exchanges between slices begin
 
 
@@ -71,7 +73,9 @@ class Action:
       alone: a start that the compute stream holds back until what was started alone before it is
         finished.
       bodies: the blocks of actions that it runs; a `loop` has one and runs it `turns` times.
-      fused: whether it is a fused kernel that states its FLOPs.
+      work: what it computes, with a word for the kind first: `product bfloat16 8x128x64x256`.
+        Equal work takes equally long. Of a fused kernel that states its FLOPs the word is `fused`;
+        empty where nothing asks what it computes.
     """
 
     what: str
@@ -87,7 +91,7 @@ class Action:
     alone: bool = False
     bodies: tuple[Any, ...] = ()
     turns: int = 1
-    fused: bool = False
+    work: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class Timeline:
     Attributes:
       step: from start to end.
       compute: of the compute stream, without waiting.
-      fused: the part of `compute` in fused kernels, whose speed is assumed.
+      work: the parts of `compute`, by the `work` of its actions.
       communication: of the collectives over each combination of axes, one after the other.
       exposed: in which the compute stream waits for a collective, or for what hosts exchange
         between slices.
@@ -135,12 +139,17 @@ class Timeline:
 
     step: float
     compute: float
-    fused: float
+    work: dict[str, float]
     communication: dict[tuple[str, ...], float]
     exposed: float
     copies: float
     collectives: tuple[Ran, ...]
     spans: tuple[Span, ...]
+
+    @property
+    def fused(self) -> float:
+        """The part of `compute` in fused kernels, whose speed is assumed."""
+        return math.fsum(n for work, n in self.work.items() if work.partition(" ")[0] == FUSED)
 
 
 def timeline(actions: Callable[[Any], Sequence[Action]], entry: Any) -> Timeline:
@@ -160,7 +169,7 @@ def timeline(actions: Callable[[Any], Sequence[Action]], entry: Any) -> Timeline
     return Timeline(
         step=device.now,
         compute=device.computed,
-        fused=device.fused,
+        work=device.work,
         communication=communication,
         exposed=sum(one.exposed for one in ran) + device.between_slices,
         copies=device.copies,
@@ -210,7 +219,7 @@ class _Device:
     counts: dict[str, _Count] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     computed: float = 0.0
-    fused: float = 0.0
+    work: dict[str, float] = field(default_factory=dict)
     copies: float = 0.0
     between_slices: float = 0.0
     _alone: str = ""  # the key of what was last started alone
@@ -236,7 +245,7 @@ class _Device:
     def _compute(self, action: Action, weight: int, repeats: int) -> None:
         start, self.now = self.now, self.now + action.seconds
         self.computed += action.seconds * weight
-        self.fused += action.seconds * weight * action.fused
+        self.work[action.work] = self.work.get(action.work, 0.0) + action.seconds * weight
         self._show("compute", action, start, self.now, repeats)
 
     def _start(self, action: Action, weight: int, repeats: int) -> None:

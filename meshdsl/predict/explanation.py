@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from meshdsl.dims import Dims
@@ -270,6 +271,26 @@ class AxisView:
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """The time of a step as estimated, and how far off it may be.
+
+    Attributes:
+      step: seconds.
+      deviations: seconds by which the estimate may be off (a standard deviation) for each piece of
+        work of the step, by its name; see `predict.time.uncertainty`. Empty where that is not
+        known.
+    """
+
+    step: float
+    deviations: Mapping[str, float] = field(default_factory=dict, hash=False, repr=False)
+
+    @property
+    def uncertainty(self) -> float | None:
+        """The standard deviation of `step`, in seconds; None where it is not known."""
+        return math.hypot(*self.deviations.values()) if self.deviations else None
+
+
+@dataclass(frozen=True)
 class TimeView:
     """The time of one step, as estimated or as replayed.
 
@@ -287,6 +308,7 @@ class TimeView:
       spans: the timeline of the step.
       fused: the part of `compute` in fused kernels, of which a share of the FLOP/s is assumed
         (`machine.FUSED_EFFICIENCY`).
+      deviations: as in `Estimate`; empty for what is replayed.
     """
 
     compute: float
@@ -299,9 +321,16 @@ class TimeView:
     peak_flops: float
     spans: tuple[Span, ...]
     fused: float = 0.0
+    deviations: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @classmethod
-    def of(cls, ran: Timeline, model_flops: tuple[float, float], peak_flops: float) -> TimeView:
+    def of(
+        cls,
+        ran: Timeline,
+        model_flops: tuple[float, float],
+        peak_flops: float,
+        deviations: Mapping[str, float] = MappingProxyType({}),
+    ) -> TimeView:
         """The time of a step with this timeline, of a model with so many FLOPs."""
         communication = math.fsum(ran.communication.values())
         return cls(
@@ -315,7 +344,13 @@ class TimeView:
             peak_flops=peak_flops,
             spans=ran.spans,
             fused=ran.fused,
+            deviations=dict(deviations),
         )
+
+    @property
+    def estimate(self) -> Estimate:
+        """The step and how far off it may be, alone."""
+        return Estimate(self.step, self.deviations)
 
     @property
     def halved(self) -> bool:
@@ -403,5 +438,6 @@ class Explanation:
         if self.time:
             rate = self.units / self.time.step if self.time.step else 0.0
             derived |= self.time.shares() | {f"{self.unit}s_per_second": rate}
+            derived["uncertainty"] = self.time.estimate.uncertainty
         found = asdict(self) | {"pipelines": [one.to_dict() for one in self.pipelines]}
         return found | {f"{self.unit}s": found.pop("units")} | derived

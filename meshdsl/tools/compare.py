@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from html import escape
 from typing import Any, NamedTuple
@@ -19,7 +19,8 @@ from meshdsl.lowering.lower import Lowered
 from meshdsl.machine import Target
 from meshdsl.predict.compiler.report import CompiledReport
 from meshdsl.predict.compiler.topology import target_devices
-from meshdsl.predict.explanation import Explanation, PipelineView, TimeView
+from meshdsl.predict.explanation import Estimate, Explanation, PipelineView, TimeView
+from meshdsl.predict.time.uncertainty import close, plain_estimate
 from meshdsl.tools.analysis import Analysis
 from meshdsl.tools.function import MeshLike, analysis_of, chosen_target, how_to_lower
 
@@ -68,7 +69,8 @@ def compare(
       fn: as in `md.explain`, and so are all arguments that are not listed here; not lowered.
       layouts: a list of them, or a dict by the names that they have in the table.
       meshes: to try with each layout, instead of the layout's own.
-      compiled: how many of the best to compile too.
+      compiled: how many to compile too: the best, then those that may well be faster by the
+        estimate, the likeliest first, then the next best.
 
     Raises:
       MeshDSLError: what is wrong under every layout, such as an unknown target.
@@ -156,13 +158,20 @@ def side_by_side(cases: Iterable[Case], compiled: int = 0) -> list[Row]:
     A case that cannot be used has a row that says why.
 
     Args:
-      compiled: how many of the best to compile too.
+      compiled: how many to compile too, as in `compare`.
     """
     found = [_estimated(case) for case in cases]
     rows = best_first(row for row, _ in found)
     analyses = {id(row): analysis for row, analysis in found if analysis is not None}
-    best = [id(row) for row in rows if id(row) in analyses][:compiled]
-    return best_first(_compiled(row, analyses[id(row)]) if id(row) in best else row for row in rows)
+    waiting = [row for row in rows if id(row) in analyses]
+    judged: list[Row] = []
+    while waiting and len(judged) < compiled:
+        known, doubtful = undecided([*judged, *waiting])
+        asked = doubtful if known and known[0].by == "compiler" else []
+        row = (asked or waiting)[0]
+        waiting = [one for one in waiting if one is not row]
+        judged.append(_compiled(row, analyses[id(row)]))
+    return best_first([*judged, *waiting, *(row for row in rows if id(row) not in analyses)])
 
 
 def _estimated(case: Case) -> tuple[Row, Analysis | None]:
@@ -176,7 +185,8 @@ def _estimated(case: Case) -> tuple[Row, Analysis | None]:
 def _compiled(row: Row, analysis: Analysis) -> Row:
     """The row as the compiler sees it."""
     try:
-        return Row.compiled(row.layout, analysis.sizes, analysis.compile().report)
+        found = Row.compiled(row.layout, analysis.sizes, analysis.compile().report)
+        return replace(found, estimate=row.estimate)
     except MeshDSLError as error:
         return Row(row.layout, row.mesh, error=_one_line(error))
 
@@ -204,6 +214,7 @@ class Row:
         waits; None without a pipeline.
       error: why the layout cannot be used; then there is nothing else.
       remat: what `model.remat=auto` has chosen; empty without it.
+      estimate: of the step, also where the compiler judged; None as `step`.
     """
 
     layout: str
@@ -220,6 +231,7 @@ class Row:
     error: str = ""
     remat: str = ""
     bubble: float | None = None
+    estimate: Estimate | None = None
 
     @classmethod
     def of(cls, layout: str, sizes: Mapping[str, int], e: Explanation, by: str = "estimate") -> Row:
@@ -237,6 +249,7 @@ class Row:
             by=by,
             remat=e.remat,
             bubble=_bubble(e.pipelines, e.time),
+            estimate=e.time.estimate if e.time else None,
         )
 
     @classmethod
@@ -265,7 +278,9 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers: what `--json` prints."""
-        return asdict(self) | {"moved": dict(self.moved)}
+        found = asdict(self) | {"moved": dict(self.moved)}
+        del found["estimate"]
+        return found | plain_estimate(self.estimate)
 
 
 def _bubble(pipelines: Sequence[PipelineView], time: TimeView | None) -> float | None:
@@ -295,16 +310,49 @@ def best_first(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=rank)
 
 
+def undecided(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """What is known to be fastest, and those of which the estimate cannot say whether they are.
+
+    Args:
+      rows: the best first.
+
+    Returns:
+      What the compiler judged, or the best by the estimate; and what is not compiled and may well
+      be faster, the likeliest first.
+    """
+    timed = [row for row in rows if row.fits is not False and row.step and row.estimate]
+    known = [row for row in timed if row.by == "compiler"] or timed[:1]
+    return known, close([row for row in timed if row not in known], known) if known else []
+
+
+def _advice(rows: Sequence[Row]) -> list[str]:
+    """Which rows the compiler should judge; nothing where the estimate tells them apart."""
+    known, doubtful = undecided(rows)
+    if not doubtful:
+        return []
+    judged = known[0].by == "compiler"
+    some = doubtful if judged else [*known, *doubtful]
+    meshes = len({row.layout for row in some}) < len(some)
+    names = ", ".join(f"{row.layout} {row.mesh}" if meshes else row.layout for row in some)
+    count = len(some) + sum(row.by == "compiler" for row in rows)
+    said = "Not compiled, and perhaps faster" if judged else f"The order of these {len(some)} is"
+    ask = f"Compile them: --compile {count} (in Python compiled={count})"
+    return [f"{said} within what the estimate is good for: {names}. {ask}"]
+
+
 _HEAD = ("layout", "mesh", "fits", "peak", "step", "MFU", "exposed", "collectives by axis", "by")
 _BUBBLE = 7  # the column of the bubble, where a layout has a pipeline
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as text. Of a layout that cannot be used it says why."""
+    """The rows as text. Of a layout that cannot be used it says why.
+
+    Below stands which of them the compiler should judge, if the estimate cannot say.
+    """
     piped = any(row.bubble is not None for row in rows)
     head = (*_HEAD[:_BUBBLE], "bubble", *_HEAD[_BUBBLE:]) if piped else _HEAD
     cells = [head, *(_cells(row, piped) for row in rows)]
-    return "\n".join(columns(cells, right=range(3, _BUBBLE + piped), indent=0))
+    return "\n".join([*columns(cells, right=range(3, _BUBBLE + piped), indent=0), *_advice(rows)])
 
 
 def _cells(r: Row, piped: bool) -> tuple[str, ...]:

@@ -5,13 +5,15 @@ The verdict comes first, then axes, ops, work that is done more than once, memor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from meshdsl.figures import byte_words, columns, flop_words, rule_words, time_words
+from meshdsl.figures import byte_words, columns, flop_words, give_or_take, rule_words, time_words
 from meshdsl.machine import FUSED_EFFICIENCY
 from meshdsl.predict.explanation import PHASES, Explanation, MoveView, OpView, TensorView, TimeView
+from meshdsl.predict.time.uncertainty import kind_of
 from meshdsl.tools.pipeline_text import pipeline_line, pipeline_section
 
 _SHOWN = 12  # parameters and lines of repeated work that are listed
@@ -211,11 +213,14 @@ def _array_cells(t: TensorView) -> tuple[str, ...]:
 
 
 def step_words(t: TimeView, units: int, unit: str) -> str:
-    """The time of a step in a line: `step 1.2 s, MFU 50.0%, 1,024 tokens/s`."""
+    """The time of a step in a line.
+
+    An example is `step 1.2 s, give or take 98 ms (8.2%), MFU 50.0%, 1,024 tokens/s`.
+    """
     full = f" (causal attention counted in full: {t.mfu_full:.1%})" if t.halved else ""
     mfu = f", MFU {t.mfu:.1%}{full}" if t.model_flops else ""
     rate = f", {units / t.step if t.step else 0.0:,.0f} {unit}s/s" if units else ""
-    return f"step {time_words(t.step)}{mfu}{rate}"
+    return f"step {time_words(t.step)}{give_or_take(t.step, t.estimate.uncertainty)}{mfu}{rate}"
 
 
 def mfu_row(t: TimeView) -> list[tuple[str, str]]:
@@ -235,6 +240,26 @@ def fused_row(t: TimeView) -> list[tuple[str, str]]:
     ]
 
 
+def _uncertainty_row(t: TimeView) -> list[tuple[str, str]]:
+    """The row that says which kinds of work make the step uncertain, the most uncertain first."""
+    kinds: dict[str, list[float]] = {}
+    for work, deviation in t.deviations.items():
+        kinds.setdefault(_UNSURE[kind_of(work)], []).append(deviation)
+    found = sorted(((math.hypot(*each), kind) for kind, each in kinds.items()), reverse=True)
+    said = (f"{time_words(float(f'{seconds:.2g}'))} by {kind}" for seconds, kind in found)
+    return [("may be off, one standard deviation", ", ".join(said))] if found else []
+
+
+_UNSURE = {
+    "product": "products",
+    "pass": "passes over memory",
+    "fused": "fused kernels",
+    "collective": "collectives",
+    "step": "what is not foreseen",
+    "layout": "what is not foreseen",
+}
+
+
 def _time(e: Explanation) -> list[str]:
     t = e.time
     if t is None:
@@ -246,6 +271,7 @@ def _time(e: Explanation) -> list[str]:
         ("collectives, one after the other", time_words(t.communication)),
         ("step, nothing overlapped", time_words(t.serial)),
         ("step, overlapped", f"{time_words(t.step)}, of which {exposed}"),
+        *_uncertainty_row(t),
         *mfu_row(t),
     ]
     timed = [(sum(op.seconds.values()), op) for op in e.ops if op.seconds]

@@ -93,7 +93,8 @@ def search(
       seconds: that the search may take; None for no limit.
       evaluations: how many layouts may be estimated before the search ends. With it, and without
         `seconds`, a search finds the same each time.
-      compiled: how many of the best to let the compiler judge.
+      compiled: how many that fit the compiler may judge: the best, and then those that may well be
+        faster by the estimate, the likeliest first.
 
     Raises:
       MeshDSLError: no argument is a Tensor; the target is unknown; constraints contradict each

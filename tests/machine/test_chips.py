@@ -111,6 +111,16 @@ def test_a_chip_can_be_added(tmp_path):
         (gpu(waits="3"), "`waits` is a list of collectives, not 3"),
         (gpu(options="{ xla_a = 1 }"), '`options.xla_a` is a text such as "True", not 1'),
         (gpu(cube="4"), "unknown key `cube`"),
+        ("[h100]\nresiduals = 0.2", "`residuals` is a table, not 0.2"),
+        (
+            "[h100.residuals]\nproducts = 0.2",
+            "`residuals` has 'products', which is no kind of work; did you mean `product`?",
+        ),
+        (
+            "[h100.residuals]\nproduct = 0.1\npass = 0.1\nstep = 0.1",
+            "`residuals` has no 'fused', 'collective'",
+        ),
+        ("[h100.residuals]\nproduct = -1", "`residuals.product` is a number of at least 0, not -1"),
         ("[v5p", "hardware table"),
         (f"[v5p.collectives.sum]\n8 = {CURVE}", "`collectives` has 'sum', which is no collective"),
         ("[v5p]\ncollectives = 3", "`collectives` is a table, not 3"),

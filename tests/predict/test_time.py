@@ -34,6 +34,7 @@ CHIP = SimpleNamespace(
     epilogue_rate=0.0,
     fetched=0.0,
     kept=0.0,
+    residuals={},
 )
 
 

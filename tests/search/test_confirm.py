@@ -8,7 +8,9 @@ import pytest
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout_search.confirm import confirmed
+from meshdsl.layout_search.found import as_dict
 from meshdsl.layout_search.text import describe
+from meshdsl.predict.explanation import Estimate
 from tests.search.sample import BEST, FOUND, FSDP, GIB, SHIPPED, SMALL
 
 
@@ -67,6 +69,31 @@ def test_figures_of_different_judges_are_not_held_against_each_other():
     rows = text.partition("collectives by axis")[2].splitlines()[1:4]
     assert [line.count("%") for line in rows] == [0, 1, 1]  # of memory, and not of time
     assert "compiler: fits" in rows[0] and "estimate: " in rows[1]
+
+
+def unsure(judged, **deviations):
+    return replace(judged, estimate=Estimate(judged.step, deviations))
+
+
+def test_compilations_go_to_what_may_be_faster_and_end_where_nothing_may():
+    best, small, shipped = unsure(BEST, a=0.1), unsure(SMALL, a=0.1, b=0.01), unsure(SHIPPED, c=0.3)
+    found = replace(FOUND, best=best, second=None, frontier=(), rejected=(), shipped=None)
+    found = replace(found, fitting=(best, small, shipped), close=(shipped,))
+    assert "1 other may be faster, within what the estimate is good for: --compile K" in describe(
+        found
+    )
+    says = {CONTEXT: (40, 2.4), PLAIN: (22, 2.3)}
+    got = confirmed(found, compiler(says), 5)
+    # The third has most in common with the best, and is 26 ms slower, give or take 10.
+    assert got.compiled == 2 and got.best.candidate is FSDP and got.close == ()
+    text = describe(got)
+    assert "not compiled: the other 1 that fit, each slower by more than the estimate" in text
+    assert as_dict(got)["best"]["uncertainty"] == 0.3 and as_dict(got)["best"]["estimated"] == 2.2
+    once = confirmed(found, compiler(says), 1)
+    assert [j.candidate for j in once.close] == [FSDP]
+    assert "1 other may be faster, within what the estimate is good for: not compiled" in describe(
+        once
+    )
 
 
 def test_where_the_compiler_refuses_all_it_is_an_error():

@@ -4,15 +4,29 @@ import json
 
 import pytest
 
-from benchmarks.estimate_order import SAID, Order, find
+from benchmarks.estimate_order import SAID, Found, Order, find
 from benchmarks.workloads import WORKLOADS
+from meshdsl.predict.explanation import Estimate
 
-pytestmark = pytest.mark.slow
 COMPILED = json.loads(SAID.read_text())
 ENOUGH = 12
 
 
+def way(name, estimated, replayed, **deviations):
+    """A way with its seconds by the estimate and by the compiler."""
+    estimate = Estimate(estimated, deviations)
+    return Found(name, estimated, 0.0, 0.0, 1, True, 0.0, replayed=replayed, estimate=estimate)
+
+
+def test_it_says_how_honest_the_uncertainty_is_and_what_is_worth_compiling():
+    order = Order([way("a", 1.0, 1.15, x=0.1), way("b", 1.02, 1.05, y=0.1), way("c", 2, 2, x=0.2)])
+    assert order.within == "67%, 100%; 67%, 100%"  # a is off by 1.5, and by 1.5 more than c
+    assert [f.way for f in order.worth_compiling] == ["a", "b"]
+    assert order.regret == pytest.approx(1.15 / 1.05 - 1) and order.regret_compiled == 0
+
+
 # `8b 2k`, of the same model as `8b 8k`, is left to the benchmark.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["8b 8k", "gpt2 v5e", "experts"])
 def test_the_order_is_that_of_the_compiler(name):
     """Of every second way, as estimates take long; the benchmark has all."""

@@ -51,7 +51,7 @@ def test_a_shipped_layout_that_is_best_has_nothing_beside_it():
 def test_of_what_was_compiled_it_says_how_many():
     text = describe(replace(FOUND, best=COMPILED, compiled=3, shipped=None))
     assert "3 compiled, in 4.2 s without the compiler" in text
-    assert "judged by the compiler, of the best 3 by the estimate" in text
+    assert "judged by the compiler, of the likeliest 3 by the estimate" in text
     assert "no shipped layout obeys and fits" in text and "compiler: fits" in text
     other = describe(replace(FOUND, best=COMPILED, compiled=3))
     assert "10.0% faster than the best shipped layout, fsdp (data=64), by different judges" in other
@@ -79,7 +79,7 @@ def test_layouts_in_one_line():
 
 def test_json_has_layouts_as_the_tables_of_a_file():
     read = json.loads(json.dumps(as_dict(FOUND)))
-    assert set(read) == set(FOUND.__dataclass_fields__)
+    assert set(read) == set(FOUND.__dataclass_fields__) - {"fitting"}
     best = read["best"]
     assert best["mesh"] == {"data": 32, "context": 2} and best["settings"]["model.remat"] == "none"
     tables = {key: best[key] for key in ("mesh", "layout")}

@@ -4,12 +4,14 @@ Every collective has its rule, every op its line; what is at rest and what is do
 """
 
 import json
+from dataclasses import replace
 
 import jax.numpy as jnp
 import optax
 import pytest
 
 import meshdsl as md
+from meshdsl.figures import time_words
 from meshdsl.machine import find_target
 from meshdsl.mesh import abstract_mesh
 from meshdsl.predict.explain import explain
@@ -194,6 +196,19 @@ def test_a_program_without_a_gradient_has_none_and_its_arguments_are_told_apart(
         "argument 1[batch_data, d_model]",
         "square[batch_data, d_model]",
     ]
+
+
+def test_it_says_how_far_off_the_step_may_be():
+    _, _, said = explained("fsdp-sequence", "v5p:2x2x2")
+    uncertainty = said.time.estimate.uncertainty
+    assert 0 < uncertainty < said.time.step
+    assert said.to_dict()["uncertainty"] == uncertainty
+    text = describe(said)
+    assert f"give or take {time_words(float(f'{uncertainty:.2g}'))} (" in text.splitlines()[3]
+    assert "by what is not foreseen" in text and "by collectives" in text
+    known = replace(said, time=replace(said.time, deviations={}))
+    assert "give or take" not in describe(known) and "may be off" not in describe(known)
+    assert known.to_dict()["uncertainty"] is None
 
 
 def test_a_program_that_does_nothing_takes_no_time():

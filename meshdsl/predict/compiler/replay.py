@@ -29,6 +29,7 @@ from meshdsl.machine import Chip, Network
 from meshdsl.machine.timeline import (
     BETWEEN_SLICES,
     COPIES,
+    FUSED,
     Action,
     Lane,
     Timeline,
@@ -182,8 +183,8 @@ class Actions:
 
     def _computing(self, i: Instruction) -> Action | None:
         seconds = instruction_time.seconds(self.module, i, self.chip)
-        fused = instruction_time.stated_flops(i) is not None
-        return Action("compute", i.name, i.scope, seconds, fused=fused) if seconds else None
+        work = "" if instruction_time.stated_flops(i) is None else FUSED
+        return Action("compute", i.name, i.scope, seconds, work=work) if seconds else None
 
     def _moving(self, computation: str, i: Instruction) -> Action | None:
         """Of a collective, a copy, another core's work, or a fusion that may hold a collective."""

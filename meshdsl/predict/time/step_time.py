@@ -20,7 +20,8 @@ from meshdsl.machine.timeline import Action, lanes_of, timeline
 from meshdsl.predict.explanation import TimeView
 from meshdsl.predict.kernels.kernels import Buffer, Graph, Kernel
 from meshdsl.predict.time.kernel_order import scheduled
-from meshdsl.predict.time.kernel_time import is_fused, kernel_seconds
+from meshdsl.predict.time.kernel_time import kernel_seconds
+from meshdsl.predict.time.uncertainty import deviations, work_of
 from meshdsl.program.collective import Collective
 
 # Code that the compiler does not fuse takes twice as long. Measured with its cycles for v5p:
@@ -51,7 +52,8 @@ def step_time(
     actions.before = chip.step_latency + fresh
     actions.entry = actions.block(graph.kernels, to_end=True)
     ran = timeline(actions.of, actions.entry)
-    return TimeView.of(ran, (model_flops, model_flops_full), chip.flops)
+    unsure = deviations(ran, chip, graph.axis_sizes)
+    return TimeView.of(ran, (model_flops, model_flops_full), chip.flops, unsure)
 
 
 def seconds_by_tag(view: TimeView) -> dict[tuple[str, str], float]:
@@ -119,8 +121,8 @@ class _Actions:
             bodies = tuple(self.block(branch, to_end=False) for branch in kernel.branches)
             yield Action("branch", name, scope, needs=needs, bodies=bodies)
         else:
-            seconds, fused = self._seconds_of(kernel), is_fused(kernel)
-            yield Action("compute", name, scope, seconds, needs=needs, fused=fused)
+            seconds, work = self._seconds_of(kernel), work_of(kernel)
+            yield Action("compute", name, scope, seconds, needs=needs, work=work)
 
     def _communication(self, kernel: Kernel) -> Iterator[Action]:
         result, timing, collective = kernel.writes[0], self._timing(kernel), kernel.collective

@@ -284,8 +284,9 @@ function timedFigures(e, units) {
   const causal = half === full ? "of the products that the program computes"
     : `${percent(e.mfu_full)} with causal attention counted in full`;
   const rate = units / (step || 1);
+  const unsure = e.uncertainty ? `give or take ${percent(e.uncertainty / step)}; ` : "";
   return [
-    ["step", time(step), `${time(serial)} without overlap`],
+    ["step", time(step), `${unsure}${time(serial)} without overlap`],
     half && ["MFU", percent(e.mfu), causal],
     ["exposed", share(exposed, step), "of the step waits for collectives"],
     units && [`${e.unit}s a second`, many(rate), `${many(rate / e.devices)} on each device`],
