@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from meshdsl.predict.kernels.equations import Block, Value, original
 from meshdsl.predict.kernels.kernels import Buffer, Kernel, Move
-from meshdsl.predict.kernels.primitives import ELEMENTWISE, PRODUCTS, REDUCTIONS
+from meshdsl.predict.kernels.primitives import ELEMENTWISE, FILL, PRODUCTS, REDUCTIONS
 from meshdsl.predict.kernels.value_table import ValueTable
 
 
@@ -60,6 +60,14 @@ def copy_kernel(
     reads = list(reads)
     moves = [Move(b, b.bytes * times) for b in reads] + [Move(to, to.bytes * times, write=True)]
     return Kernel(primitive, scope, reads, [to], moves=moves)
+
+
+def fill_kernels(stacks: Iterable[Buffer]) -> list[Kernel]:
+    """Kernels that fill the stacks of a reversed loop with zeros.
+
+    A TPU's compiler leaves them out only where a loop begins with the first slice.
+    """
+    return [Kernel(FILL, b.scope, moves=[Move(b, b.bytes, write=True)]) for b in stacks]
 
 
 def scope_in_body(block: Block, value: Value | None, constants: int, otherwise: str) -> str:

@@ -34,14 +34,18 @@ from meshdsl.predict.kernels.before_fusion import (
     scalars_early,
     updated_in_place,
 )
-from meshdsl.predict.kernels.block_outputs import copy_kernel, place_outputs, scope_in_body
+from meshdsl.predict.kernels.block_outputs import (
+    copy_kernel,
+    fill_kernels,
+    place_outputs,
+    scope_in_body,
+)
 from meshdsl.predict.kernels.equation_work import collectives, dots, other_flops
 from meshdsl.predict.kernels.equations import BARRIER, Block, Equation, Value, original
-from meshdsl.predict.kernels.kernels import Buffer, Kernel, Loop, Move
+from meshdsl.predict.kernels.kernels import Buffer, Kernel, Loop
 from meshdsl.predict.kernels.moves import moves
 from meshdsl.predict.kernels.primitives import (
     ELEMENTWISE,
-    FILL,
     FUSED,
     IN_PLACE,
     PRODUCTS,
@@ -218,18 +222,12 @@ class KernelBuilder:
         self._extend(draft, equation, equation.operands, equation.outputs)
         kernel.reads = [copies.get(id(buffer), buffer) for buffer in kernel.reads]
         if relay:
-            self._relay(equation, equation.outputs[0], relay)
+            result = equation.outputs[0]
+            self.table.set_buffer(result, self._copy(equation, result, relay))
         if equation.primitive in PRODUCTS and not self.table.products_alone:
             self._joinable.add(equation.outputs[0])
         if equation.primitive in IN_PLACE and (first := equation.inputs[0]) is not None:
             self._note_result_over(kernel, first, equation.outputs[0], equation.scope)
-
-    def _relay(self, equation: Equation, value: Value, how: str) -> None:
-        """Adds a kernel that copies a value into another order, in which all others read it."""
-        before = self.table.buffer(value, equation.scope)
-        after = Buffer(before.shape, before.dtype, before.bytes, scope=equation.scope)
-        self.kernels.append(copy_kernel([before], after, equation.scope, how))
-        self.table.set_buffer(value, after)
 
     def _copied(self, equation: Equation) -> dict[int, Buffer]:
         """Adds copy kernels for operands that the equation cannot read where the operands stand.
@@ -240,30 +238,27 @@ class KernelBuilder:
         Returns:
           The buffer of each copy, by the id of the buffer that was copied.
         """
-        sources = self.table.sources_of(equation.operands)
-        copies: dict[int, Buffer] = {}
+        sources, scope = self.table.sources_of(equation.operands), equation.scope
+        how: dict[Value, str] = {}
         if equation.primitive == FUSED:
-            for value in _by_number(sources):
-                if self.table.buffer(value, equation.scope).within is not None:
-                    self._copy_for(equation, value, copies)
+            slices = (v for v in sources if self.table.buffer(v, scope).within is not None)
+            how = dict.fromkeys(slices, "copy")
         if is_batch(equation):
-            sources &= self.table.reordered
+            how |= dict.fromkeys(sources & self.table.reordered, REORDER)
         elif reorders(equation) == "reduce_scatter":
             made = ((v, self._makers.get(v)) for v in sources)
-            sources = [v for v, maker in made if maker is not None and maker.of_batch]
-        else:
-            return copies
-        for value in _by_number(sources):
-            self._copy_for(equation, value, copies, REORDER)
-        return copies
+            how |= {v: REORDER for v, maker in made if maker is not None and maker.of_batch}
+        return {
+            id(self.table.buffer(value, scope)): self._copy(equation, value, how[value])
+            for value in _by_number(how)
+        }
 
-    def _copy_for(
-        self, equation: Equation, value: Value, copies: dict[int, Buffer], how: str = "copy"
-    ) -> None:
+    def _copy(self, equation: Equation, value: Value, how: str) -> Buffer:
+        """Adds a kernel that copies a value for an equation; gives the buffer of the copy."""
         buffer = self.table.buffer(value, equation.scope)
         copy = Buffer(buffer.shape, buffer.dtype, buffer.bytes, scope=equation.scope)
         self.kernels.append(copy_kernel([buffer], copy, equation.scope, how))
-        copies[id(buffer)] = copy
+        return copy
 
     def _note_in_place(self, equation: Equation, value: Value) -> None:
         """Notes which operands the result of an element-wise equation may be written over.
@@ -310,7 +305,8 @@ class KernelBuilder:
     def _add_with_blocks(self, equation: Equation) -> None:
         """Begins the kernel of a loop or a `cond`, and builds the kernels of its blocks."""
         if self.table.tiled and equation.eqn.params.get("reverse"):
-            self._fill(equation)
+            stacks = equation.outputs[equation.carried :]
+            self.kernels += fill_kernels(self._standing(v, equation.scope)[0] for v in stacks)
         draft, scope = self._begin(equation), equation.scope
         kernel = draft.kernel
         for value in equation.operands:
@@ -395,16 +391,6 @@ class KernelBuilder:
         ends = [None if v is None else self.table.buffer(v, scope) for v in block.outputs[:carried]]
         carries = [(a, b) for a, b in zip(starts, ends, strict=True) if b is not None]
         return Loop(length, kernels, carries)
-
-    def _fill(self, equation: Equation) -> None:
-        """Adds kernels that fill the stacks of a reversed loop with zeros.
-
-        A TPU's compiler leaves them out only where a loop begins with the first slice.
-        """
-        for value in equation.outputs[equation.carried :]:
-            stack = self.table.buffer(value, equation.scope)
-            moves = [Move(stack, stack.bytes, write=True)]
-            self.kernels.append(Kernel(FILL, equation.scope, moves=moves))
 
     def _give(self, inner: list[Value], outer: list[Value | None], scope: str) -> None:
         """Lets inputs of a block share the memory of the values that are passed for them."""

@@ -15,7 +15,7 @@ import jax
 from meshdsl.machine import Chip
 from meshdsl.predict.kernels.kernels import Buffer, Graph, Kernel
 from meshdsl.predict.memory.schedule import delayed, runs_until
-from meshdsl.predict.memory.tiles import padded_bytes
+from meshdsl.predict.memory.tiles import buffer_bytes, padded_bytes
 from meshdsl.program.program import Program
 
 
@@ -111,7 +111,7 @@ class _Lifetimes:
 
     def size(self, buffer: Buffer) -> int:
         """The bytes that a buffer takes in the device's memory."""
-        return 0 if buffer.host else padded_bytes(buffer.shape, buffer.dtype, self._kind)
+        return 0 if buffer.host else buffer_bytes(buffer, self._kind)
 
     def fullest_moment(
         self,

@@ -17,6 +17,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from meshdsl.predict.kernels.kernels import Buffer
+
 LANES = 128
 ROWS = 8
 _ROW = 1024  # elements of the widest tile of an array with one dim
@@ -39,6 +41,14 @@ def _tiled(shape: tuple[int, ...], size: int) -> int:
     if total == 0:
         return 0
     return min(elements for elements, _, _ in _orders(shape, packed)) * size
+
+
+def buffer_bytes(buffer: Buffer, kind: str) -> int:
+    """Bytes of a buffer on a chip of a kind; libtpu is free to choose the order of arguments."""
+    argument = (buffer.within or buffer).name
+    if kind != "tpu" or argument:
+        return padded_bytes(buffer.shape, buffer.dtype, kind)
+    return natural_bytes(buffer.shape, buffer.dtype)
 
 
 def natural_bytes(shape: tuple[int, ...], dtype: str) -> int:

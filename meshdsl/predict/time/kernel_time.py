@@ -27,7 +27,7 @@ from meshdsl.machine import FUSED_EFFICIENCY, Chip
 from meshdsl.predict.kernels.kernels import Dot, Kernel, Move
 from meshdsl.predict.kernels.primitives import FILL
 from meshdsl.predict.kernels.reordered import REORDER, REORDER_ROWS, REORDER_TILES
-from meshdsl.predict.memory.tiles import natural_bytes, padded_bytes, round_up
+from meshdsl.predict.memory.tiles import buffer_bytes, round_up
 
 _SUBLANES = 8  # rows of a vector register: dims are padded to it if not to the matrix unit
 _WIDTHS = {
@@ -185,10 +185,4 @@ def _elements(move: Move, chip: Chip) -> float:
 def _tiled(move: Move) -> float:
     """The bytes that a kernel of a TPU moves, in tiles."""
     buffer = move.buffer
-    if not buffer.bytes:
-        return 0.0
-    if (buffer.within or buffer).name:
-        tiles = padded_bytes(buffer.shape, buffer.dtype, "tpu")
-    else:
-        tiles = natural_bytes(buffer.shape, buffer.dtype)
-    return move.bytes * tiles / buffer.bytes
+    return move.bytes * buffer_bytes(buffer, "tpu") / buffer.bytes if buffer.bytes else 0.0
