@@ -9,10 +9,12 @@ are read with their cycles (`compiled_kernels`). From these come:
 - `fetched` and `kept`: which arrays the compiler had in fast memory, by their size;
 - the rates of element-wise code and reductions, then those of products: least squares of the
   logarithm of the times, in which a kernel counts by the root of its time, and outliers little;
+- `unforeseen`: how much longer the small steps compute than their kernels as they are estimated;
 - `residuals`: how far the compiler's time is from the estimate, as a standard deviation of the
-  logarithm, for programs that were left out of the fit: each fifth in turn.
+  logarithm, for programs that were left out of the fit, each fifth in turn; and `step`, that of
+  what is unforeseen.
 
-Nothing is fitted to a whole step. `--write` puts the figures into `meshdsl/machine/hardware.toml`.
+`--write` puts the figures into `meshdsl/machine/hardware.toml`.
 A program takes from ten seconds to some minutes to compile, and what the compiler said is kept in
 `build/kernel_figures`.
 """
@@ -36,11 +38,13 @@ from jax.sharding import SingleDeviceSharding
 from scipy.optimize import least_squares
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.machine import Chip, find_target
+from meshdsl.machine import Chip, Network, find_target
 from meshdsl.machine.chips import TABLE, unit_of
 from meshdsl.mesh import make_mesh
+from meshdsl.predict.compiler.replay import replay
 from meshdsl.predict.compiler.topology import compile_only, target_devices
 from meshdsl.predict.time.kernel_time import kernel_seconds
+from meshdsl.tools.analysis import Analysis
 
 from .compiled_kernels import Seen, seen_kernels
 from .kept import compiled
@@ -61,7 +65,7 @@ _OF_PRODUCTS = (
     "prologue_rate",
     "epilogue_rate",
 )
-_FIGURES = (*_OF_PASSES, *_OF_PRODUCTS, "fetched", "kept")
+_FIGURES = (*_OF_PASSES, *_OF_PRODUCTS, "fetched", "kept", "unforeseen")
 
 
 def products(chip: str, number: int) -> Any:
@@ -82,13 +86,34 @@ def products(chip: str, number: int) -> Any:
     return jax.jit(program).lower([(array(m, k), array(k, n)) for m, k, n in shapes])
 
 
+def analysis_of(chip: str, number: int) -> Analysis:
+    """A step of training of two layers."""
+    return small_step(random.Random(f"step {chip} {number}"), TARGETS[chip])
+
+
 def step(chip: str, number: int) -> Any:
     """A step of training of two layers, lowered."""
-    rng = random.Random(f"step {chip} {number}")
-    analysis = small_step(rng, TARGETS[chip])
+    analysis = analysis_of(chip, number)
     assert analysis.target is not None
     mesh = make_mesh(analysis.sizes, target_devices(analysis.target))
     return analysis.on(mesh).lowered
+
+
+def unforeseen(name: str, chip: Chip, number: int) -> list[float]:
+    """How much longer each of the small steps computes than its kernels as they are estimated."""
+    found = []
+    for i in range(number):
+        kept = (KEPT / name / f"step-{i}").with_suffix(".txt")
+        if not kept.exists() or not (text := kept.read_text()):
+            continue
+        analysis = analysis_of(name, i)
+        assert analysis.target is not None
+        target = replace(analysis.target, chip=chip)
+        time = replace(analysis, target=target).explain().time
+        assert time is not None
+        ran = replay(text, chip, Network(target, analysis.sizes), analysis.sizes)
+        found.append(ran.compute / time.compute)
+    return found
 
 
 def read(chip: str, number: int) -> list[Seen]:
@@ -132,7 +157,7 @@ def memory_figures(seen: Sequence[Seen]) -> dict[str, float]:
 
 def fitted(chip: Chip, seen: Sequence[Seen]) -> Chip:
     """The chip with figures that are fitted to the kernels."""
-    chip = replace(chip, **memory_figures(seen))
+    chip = replace(chip, unforeseen=1.0, **memory_figures(seen))
     passes = [one for one in seen if not one.kernel.dots]
     chip = _fit(chip, passes, _OF_PASSES)
     return _fit(chip, [one for one in seen if len(one.kernel.dots) == 1], _OF_PRODUCTS)
@@ -186,7 +211,9 @@ def residuals(chip: Chip, seen: Sequence[Seen]) -> dict[str, tuple[float, int]]:
 
 def toml(chip: Chip, found: Chip, missed: Mapping[str, tuple[float, int]]) -> dict[str, str]:
     """The lines of the file for each figure, and those of the residuals."""
-    kernels = {name: missed["product" if name in _OF_PRODUCTS else "pass"] for name in _FIGURES}
+    number = {name: missed["product" if name in _OF_PRODUCTS else "pass"][1] for name in _FIGURES}
+    of = dict.fromkeys(_FIGURES, "kernels") | {"unforeseen": "steps"}
+    number["unforeseen"] = missed["step"][1]
     lines = {}
     for name in _FIGURES:
         unit, scale = ("MiB", 2**20) if name in ("fetched", "kept") else unit_of(name)
@@ -195,7 +222,7 @@ def toml(chip: Chip, found: Chip, missed: Mapping[str, tuple[float, int]]) -> di
             value *= chip.devices_per_chip
         if not value or value > 1e5:
             continue
-        source = f"benchmarks/kernel_figures.py: fitted to {kernels[name][1]} kernels"
+        source = f"benchmarks/kernel_figures.py: fitted to {number[name]} {of[name]}"
         lines[name] = f'{name} = {{ value = {value:.3g}, unit = "{unit}", source = "{source}" }}'
     return lines
 
@@ -224,16 +251,24 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="change hardware.toml")
     given = parser.parse_args()
     compile_only()
-    rows = [["chip", "kernels", *_FIGURES, "product", "pass"]]
+    rows = [["chip", "kernels", *_FIGURES, "product", "pass", "step"]]
     for name in given.chips:
         chip = find_target(TARGETS[name]).chip
         seen = [one for one in read(name, given.programs) if one.seconds >= _LEAST]
         found, missed = fitted(chip, seen), residuals(chip, seen)
+        rest = np.log(unforeseen(name, found, given.programs))
+        found = replace(found, unforeseen=float(np.exp(np.mean(rest))))
+        missed["step"] = float(np.std(rest)), len(rest)
         lines = toml(chip, found, missed)
         print("\n".join([f"[{name}]", *lines.values(), json.dumps(missed)]), file=sys.stderr)
         values = [f"{getattr(found, figure):.4g}" for figure in _FIGURES]
         rows.append(
-            [name, str(len(seen)), *values, *(f"{missed[k][0]:.2g}" for k in ("product", "pass"))]
+            [
+                name,
+                str(len(seen)),
+                *values,
+                *(f"{missed[k][0]:.2g}" for k in ("product", "pass", "step")),
+            ]
         )
         if given.write:
             write(name, lines, missed)

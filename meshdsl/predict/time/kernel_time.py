@@ -56,7 +56,8 @@ _REARRANGING = 2
 
 def kernel_seconds(kernel: Kernel, chip: Chip) -> float:
     """Seconds of one execution of a kernel that computes."""
-    return max(_seconds(kernel, chip), chip.kernel_latency if kernel.traffic > _SCALARS else 0.0)
+    least = chip.kernel_latency if kernel.traffic > _SCALARS else 0.0
+    return chip.unforeseen * max(_seconds(kernel, chip), least)
 
 
 def is_fused(kernel: Kernel) -> bool:
