@@ -27,6 +27,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
 from meshdsl.machine import Network, find_target
+from meshdsl.machine.overlap import FORMS, Overlap
 from meshdsl.predict.compiler.options import default_options
 from meshdsl.predict.compiler.replay import replay
 from meshdsl.predict.compiler.topology import compile_only, target_devices
@@ -116,7 +117,8 @@ def row(name: str, way: Way, target) -> list[str]:
     if way.options != "all":
         off = [key for key in options if OF_SEVERAL_DIMS.search(key)]
         options |= dict.fromkeys(off, "False")
-        target = replace(target, chip=replace(target.chip, gather_dims=1, scatter_dims=1))
+        rings = dict.fromkeys(FORMS, Overlap(rings=("all_gather", "psum_scatter")))
+        target = replace(target, chip=replace(target.chip, overlap=rings))
     if way.options == "prefer":
         options[PREFER] = "True"
     program, arguments = gradients(way, mesh)

@@ -68,6 +68,7 @@ class Level:
       step_hops: the most hops from a device to the next one of the group; next to the last one is
         the first.
       parts: on a torus, one for each dim that the group uses; empty where it fills no block of it.
+      form: one of `overlap.FORMS` on a torus and among the devices of a chip; otherwise empty.
     """
 
     kind: str
@@ -79,14 +80,12 @@ class Level:
     scatter: Route
     step_hops: int = 1
     parts: tuple[TorusPart, ...] = ()
+    form: str = ""
 
     @property
     def one_ring(self) -> bool:
-        """Whether everything goes along one ring through all chips.
-
-        That is so where the group uses several dims of the torus and one of them only in part.
-        """
-        return len(self.parts) > 1 and any(p.size < p.of for p in self.parts)
+        """Whether sums go along one ring through all chips, though they lie on several dims."""
+        return len(self.parts) > 1 and self.sum.bandwidth < sum(p.bandwidth for p in self.parts)
 
     @property
     def links(self) -> int:
@@ -121,6 +120,35 @@ class AxisNetwork:
         """Whether it is a ring along every dim of the torus that it uses, and uses one."""
         torus = [level for level in self.levels if level.kind == "torus"]
         return bool(torus) and all(level.ring for level in torus)
+
+    @property
+    def form(self) -> str:
+        """One of `overlap.FORMS`: that of the outermost level that has one; otherwise empty."""
+        return next((level.form for level in reversed(self.levels) if level.form), "")
+
+
+def form_of_torus(parts: tuple[TorusPart, ...], *, whole: bool, axes: int) -> str:
+    """The form (`overlap.FORMS`) of axes that use a torus.
+
+    Args:
+      parts: what they use of it.
+      whole: whether they are all devices of a slice.
+      axes: how many there are, those of one device aside.
+    """
+    if not parts:
+        return "no block"
+    dims = ("", "one dim", "two dims", "three dims")[len(parts)]
+    if whole and axes > 1:
+        return "whole slice by several axes"
+    if whole and all(part.ring for part in parts):
+        return "whole slice of rings"
+    if whole:
+        equal = len(parts) == 2 and parts[0].size == parts[1].size
+        return "whole slice of two equal dims" if equal else f"whole slice of {dims}"
+    in_part = any(part.size < part.of for part in parts)
+    if len(parts) == 1:
+        return "part of a dim" if in_part else dims
+    return "part of a block" if in_part else dims
 
 
 _SWITCHES = {"gpu": "GPUs of a node, NVLink", "cpu": "virtual devices of a process"}
@@ -158,7 +186,7 @@ def _level(level: Level, target: Target) -> str:
         )
     links = f"{level.links} link{'s' * (level.links > 1)}"
     ways = " both ways" if level.ring else ""
-    return f"{_block(level, target)}, {links}, {rate}{ways}{_slower(level)}"
+    return f"{_block(level, target)}, {links}, {rate}{ways}{_others(level)}"
 
 
 def _block(level: Level, target: Target) -> str:
@@ -176,11 +204,11 @@ def _block(level: Level, target: Target) -> str:
     return f"{sizes}, {_list(each)} of the torus"
 
 
-def _slower(level: Level) -> str:
-    """What gathers and scatters reach, in brackets, where that is less than what sums reach."""
+def _others(level: Level) -> str:
+    """What gathers and scatters reach, in brackets, where it is not what sums reach."""
     rates: dict[float, list[str]] = {}
     for what, route in (("gathers", level.gather), ("scatters", level.scatter)):
-        if route.bandwidth < level.sum.bandwidth:
+        if route.bandwidth != level.sum.bandwidth:
             rates.setdefault(route.bandwidth, []).append(what)
     if not rates:
         return ""

@@ -17,7 +17,8 @@ from typing import Any
 import jax
 
 from meshdsl.errors import MeshDSLError, nearest, quote
-from meshdsl.machine.measured_collectives import COLLECTIVES, Curve, checked_curves
+from meshdsl.machine.measured_collectives import Curve, checked_curves
+from meshdsl.machine.overlap import Overlap, checked_collectives, checked_overlap
 from meshdsl.parsing import parse_toml
 
 # The share of a chip's FLOP/s that is assumed of fused kernels, such as those of attention, which
@@ -124,12 +125,10 @@ class Chip:
       cube: a dim of the torus above this size is a multiple of it; all dims are rings when all are
         multiples, and none is otherwise. 0 where there is no such rule.
       most_chips: of one slice.
-      gather_dims, scatter_dims: how many dims of the torus a gather and a scatter use at once; over
-        more dims they go along one ring.
       topology_options: what libtpu needs besides the name of a topology.
-      waits: the collectives during which the device does not compute.
-      as_sums: the collectives that the compiler runs as sums over an axis that is a whole slice of
-        several dims (`psum_scatter`), or of three rings (`all_gather`).
+      waits: of a GPU or a CPU, the collectives during which the device does not compute.
+      overlap: of a TPU, how the compiler runs collectives over axes of each form
+        (`overlap.FORMS`), with the `options`.
       options: of the compiler, by name, that let collectives run while the device computes.
       options_of_parts: further ones, for meshes of which no axis is a whole slice.
       compiler: what XLA's compiler asks of a GPU besides the figures, by the names of XLA's
@@ -188,12 +187,10 @@ class Chip:
     longest: int = _key("tpu", int, 0, must=False)
     cube: int = _key("tpu", int, 0, must=False)
     most_chips: int = _key("tpu", int, 0)
-    gather_dims: int = _key("tpu", int, 1, must=False)
-    scatter_dims: int = _key("tpu", int, 1, must=False)
     topology_options: Mapping[str, Any] = _key("tpu", dict, must=False)
     node: int = _key("gpu cpu", int, 0)
-    waits: tuple[str, ...] = _key("tpu gpu cpu", list, ())
-    as_sums: tuple[str, ...] = _key("tpu", list, ())
+    waits: tuple[str, ...] = _key("gpu cpu", list, ())
+    overlap: Mapping[str, Overlap] = _key("tpu", dict)
     options: Mapping[str, str] = _key("tpu gpu", dict, must=False)
     options_of_parts: Mapping[str, str] = _key("tpu", dict, must=False)
     compiler: Mapping[str, Any] = _key("gpu", dict, must=False)
@@ -207,6 +204,10 @@ class Chip:
     def timed(self) -> bool:
         """Whether times can be estimated: the chip has figures."""
         return self.flops > 0
+
+    def overlap_over(self, form: str) -> Overlap:
+        """How the compiler runs collectives over axes of a form, empty for those between slices."""
+        return self.overlap.get(form, Overlap(waits=self.waits))
 
 
 def chips(path: Path | None = None) -> dict[str, Chip]:
@@ -313,14 +314,10 @@ def _checked(key: str, value: Any, kind: type, where: str) -> Any:
         return checked_curves(value, where)
     if key == "residuals":
         return _checked_residuals(value, where)
+    if key == "overlap":
+        return checked_overlap(value, where)
     if kind is list:
-        for one in value:
-            if one not in COLLECTIVES:
-                raise MeshDSLError(
-                    f"{where}: `{key}` has {quote(one)}, which is no collective"
-                    f"{nearest(one, COLLECTIVES)}; they are {', '.join(COLLECTIVES)}"
-                )
-        return tuple(value)
+        return checked_collectives(value, key, where)
     if key in ("options", "options_of_parts"):
         for option, text in value.items():
             if not isinstance(text, str):

@@ -26,13 +26,20 @@ Where times of a collective were measured (`Chip.collectives`), they are taken i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 
-from meshdsl.machine.axis_network import AxisNetwork, Level, Route, TorusPart, describe
+from meshdsl.machine.axis_network import (
+    AxisNetwork,
+    Level,
+    Route,
+    TorusPart,
+    describe,
+    form_of_torus,
+)
 from meshdsl.machine.chips import Chip
 from meshdsl.machine.measured_collectives import curve_of
 from meshdsl.machine.target import Target
@@ -132,9 +139,12 @@ class Network:
         if chip.kind == "tpu":
             cores = int(_distinct(inner[..., 3]).max())
             if cores > 1:
-                levels.append(_switch("cores", cores, chip.core_bandwidth, chip.link_latency))
+                switch = _switch("cores", cores, chip.core_bandwidth, chip.link_latency)
+                levels.append(replace(switch, form="devices of a chip"))
             if size > cores * spread:
-                levels.append(_torus(inner[..., :3], size // cores // spread, self.target))
+                whole = size // spread * self.target.slices == self.target.devices
+                form = partial(form_of_torus, whole=whole, axes=self._within_slices(axes))
+                levels.append(_torus(inner[..., :3], size // cores // spread, self.target, form))
         elif size > spread:
             levels.append(_switch("switch", size // spread, chip.link_bandwidth, chip.link_latency))
         if spread > 1:
@@ -142,6 +152,11 @@ class Network:
                 _switch("scale-out", spread, chip.scale_out_bandwidth, chip.scale_out_latency)
             )
         return tuple(levels)
+
+    def _within_slices(self, axes: tuple[str, ...]) -> int:
+        """How many of `axes` do not only lead from slice to slice."""
+        groups = [self._groups((axis,)) for axis in axes]
+        return sum(int(_distinct(group[..., 0]).max()) < group.shape[1] for group in groups)
 
     def _groups(self, axes: tuple[str, ...]) -> np.ndarray:
         """The groups over `axes` as an array [group, device, coordinate]."""
@@ -163,12 +178,15 @@ def _distinct(values: np.ndarray) -> np.ndarray:
     return 1 + np.count_nonzero(np.diff(np.sort(values, axis=-1), axis=-1), axis=-1)
 
 
-def _torus(at: np.ndarray, size: int, target: Target) -> Level:
+def _torus(
+    at: np.ndarray, size: int, target: Target, form: Callable[[tuple[TorusPart, ...]], str]
+) -> Level:
     """The level of groups on the torus of a slice.
 
     Args:
       at: coordinates of the devices, [group, device, dim of the torus].
       size: how many chips a group has in each slice.
+      form: that of the axes, from the parts of the torus that they use.
     """
     chip, shape = target.chip, (*target.shape, 1, 1)[:3]
     joined = (*target.wraps, False, False)[:3]
@@ -179,7 +197,9 @@ def _torus(at: np.ndarray, size: int, target: Target) -> Level:
     if (extents != extents[0]).any() or extents[0].prod() != size:
         link = chip.link_bandwidth
         route = Route(link, step_hops * (size - 1))
-        return Level("torus", size, chip.link_latency, link, route, route, route, step_hops)
+        return Level(
+            *("torus", size, chip.link_latency, link, route, route, route, step_hops), form=form(())
+        )
     parts = []
     for d, extent in enumerate(extents[0].tolist()):
         if extent > 1:
@@ -187,41 +207,42 @@ def _torus(at: np.ndarray, size: int, target: Target) -> Level:
             ring = joined[d] and extent * step == shape[d]
             bandwidth = (2 if ring else 1) * chip.link_bandwidth / step
             parts.append(TorusPart("xyz"[d], extent, shape[d], step, ring, bandwidth))
-    return _block(tuple(parts), size, chip, step_hops)
+    return _block(tuple(parts), size, chip, step_hops, form(tuple(parts)))
 
 
-def _block(parts: tuple[TorusPart, ...], size: int, chip: Chip, step_hops: int) -> Level:
+def _block(parts: tuple[TorusPart, ...], size: int, chip: Chip, step_hops: int, form: str) -> Level:
     """The level of groups that fill a block of the torus, as the TPU compiler uses its links.
 
-    A sum over whole dims goes along all of them at once, in as many shares of the array; so do a
-    gather over up to `Chip.gather_dims` dims and a scatter over up to `Chip.scatter_dims`. What is
-    over more dims, or over a part of one, goes along one ring through all chips, last dim first, as
-    fast as its narrowest dim; but over all three dims it is compiled as a sum where that is faster.
+    A collective goes along all dims at once, in as many shares of the array, or along one ring
+    through all chips, last dim first, as fast as its narrowest dim. `Chip.overlap` says which, and
+    what is compiled as a sum, which takes twice as long. Over a part of a block in which one dim is
+    no ring everything goes along one ring.
     """
     hops = parts[-1].step * (size // 2 if all(p.ring for p in parts) else size - 1)
     ring = Route(min(p.bandwidth for p in parts), hops)
     every = Route(sum(p.bandwidth for p in parts), sum(p.hops for p in parts))
-    if any(p.size < p.of for p in parts):
-        every = ring
+    runs = chip.overlap_over(form)
+    if form == "part of a block":  # each dim has the same share, so the narrowest is the last
+        rings = len(parts) if all(p.ring for p in parts) else 1
+        every = Route(rings * ring.bandwidth, every.hops if rings > 1 else hops)
 
-    def over(dims: int) -> Route:
-        """The route of what uses so many dims of the torus at once."""
-        if len(parts) <= dims:
-            return every
-        if len(parts) == 3 and every.bandwidth / 2 > ring.bandwidth:
-            return Route(every.bandwidth / 2, 2 * every.hops)
-        return ring
+    def route(operation: str) -> Route:
+        total = ring if runs.has("rings", "psum") else every
+        if runs.has("sums", operation):
+            return Route(total.bandwidth / 2, 2 * total.hops)
+        return ring if runs.has("rings", operation) else every
 
     return Level(
         "torus",
         size,
         chip.link_latency,
         one_way=chip.link_bandwidth / max(p.step for p in parts),
-        sum=every,
-        gather=over(chip.gather_dims),
-        scatter=over(chip.scatter_dims),
+        sum=route("psum"),
+        gather=route("all_gather"),
+        scatter=route("psum_scatter"),
         step_hops=step_hops,
         parts=parts,
+        form=form,
     )
 
 

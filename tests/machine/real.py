@@ -1,16 +1,13 @@
-"""Prints where `make_mesh` puts the devices of real TPU topologies, and the compiler's rings.
+"""Prints where `make_mesh` puts the devices of real TPU topologies.
 
 test_coordinates.py runs it in a process of its own.
 """
 
 import json
-import re
 import sys
 
 import jax
-import jax.numpy as jnp
 from jax.experimental import topologies
-from jax.sharding import NamedSharding, PartitionSpec
 
 import meshdsl as md
 from meshdsl.machine import find_target
@@ -42,46 +39,10 @@ def place(text, slices, sizes):
     }
 
 
-def rings(text, sizes, axis):
-    """The dims of the torus in each ring of a sum and a scatter over `axis`: `["4 4"]`."""
-    mesh = md.make_mesh(sizes, topologies.get_topology_desc(**find_target(text).topology).devices)
-    x = jax.ShapeDtypeStruct(
-        (4096, 2048), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec())
-    )
-    found = {}
-    for name, collective, out in (
-        ("psum", jax.lax.psum, PartitionSpec()),
-        (
-            "psum_scatter",
-            lambda x, axis: jax.lax.psum_scatter(x, axis, tiled=True),
-            PartitionSpec(axis),
-        ),
-    ):
-        f = jax.shard_map(
-            lambda x, c=collective: c(x, axis),
-            mesh=mesh,
-            in_specs=PartitionSpec(),
-            out_specs=out,
-            check_vma=False,
-        )
-        compiled = jax.jit(f).lower(x).compile().as_text()
-        found[name] = sorted(
-            set(re.findall(r"Strategy\w*\{colors:\d+ phases:\d+ cores:\{([\d ]+)\}", compiled))
-        )
-    return found
-
-
 def main():
     compile_only()
-    jax.config.update("jax_disable_most_optimizations", False)
     asked = json.load(sys.stdin)
-    json.dump(
-        {
-            "places": [place(*case) for case in asked["places"]],
-            "rings": [rings(*case) for case in asked["rings"]],
-        },
-        sys.stdout,
-    )
+    json.dump([place(*case) for case in asked], sys.stdout)
 
 
 if __name__ == "__main__":

@@ -109,6 +109,23 @@ def test_a_chip_can_be_added(tmp_path):
             "`waits` has 'psums', which is no collective; did you mean `psum`?",
         ),
         (gpu(waits="3"), "`waits` is a list of collectives, not 3"),
+        ('[v5p]\nwaits = ["psum"]', "chip `v5p`: unknown key `waits`"),
+        (
+            '[v5p.overlap]\n"two dim" = {}',
+            "`overlap` has 'two dim', which is no form of axes; did you mean `two dims`?",
+        ),
+        (
+            '[v5p.overlap]\n"one dim" = { wait = [] }',
+            "`overlap.one dim` is a table of `waits`, `rings`, `sums`, not 'wait'",
+        ),
+        (
+            '[v5p.overlap]\n"one dim" = { sums = ["gather"] }',
+            "`overlap.one dim.sums` has 'gather', which is no collective",
+        ),
+        (
+            '[v5p.overlap]\n"one dim" = { waits = "psum" }',
+            "`overlap.one dim.waits` is a list of collectives, not 'psum'",
+        ),
         (gpu(options="{ xla_a = 1 }"), '`options.xla_a` is a text such as "True", not 1'),
         (gpu(cube="4"), "unknown key `cube`"),
         ("[h100]\nresiduals = 0.2", "`residuals` is a table, not 0.2"),

@@ -1,4 +1,4 @@
-"""Meshes lie, and have rings, as on the devices that libtpu makes for these machines."""
+"""Meshes lie as on the devices that libtpu makes for these machines."""
 
 import numpy as np
 import pytest
@@ -26,15 +26,11 @@ CASES = [
     ("v5p:2x2x4", 4, {"replica": 2, "data": 8, "model": 4}),
     ("v5e:1x1", 1, {}),
 ]
-RINGS = [
-    ("v5p:4x4x4", {"data": 16, "model": 4}, "data"),
-    ("v6e:16x16", {"data": 64, "model": 4}, "data"),
-]
 
 
 @pytest.fixture(scope="module")
 def real():
-    return told_by_libtpu("tests.machine.real", {"places": CASES, "rings": RINGS})
+    return told_by_libtpu("tests.machine.real", CASES)
 
 
 @pytest.mark.parametrize(
@@ -45,26 +41,13 @@ def real():
 def test_meshes_lie_where_they_lie_on_the_real_topology(real, case):
     text, slices, sizes = CASES[case]
     target = find_target(text, slices=slices)
-    assert real["places"][case]["kind"] == target.chip.device_kind
-    assert (
-        device_coordinates(target, sizes).reshape(-1, 5).tolist() == real["places"][case]["places"]
-    )
+    assert real[case]["kind"] == target.chip.device_kind
+    assert device_coordinates(target, sizes).reshape(-1, 5).tolist() == real[case]["places"]
 
 
 def test_meshes_are_those_of_jax_where_it_makes_them(real):
-    same = [found["same"] for found in real["places"]]
+    same = [found["same"] for found in real]
     assert False not in same and same.count(True) >= 8
-
-
-def test_the_compiler_uses_several_dims_for_sums_of_whole_dims_only(real):
-    """What `Network` takes for granted of rings.
-
-    A scatter over two dims goes along one ring, and so does all over a dim in part.
-    """
-    assert real["rings"] == [
-        {"psum": ["4 4"], "psum_scatter": ["16"]},
-        {"psum": ["64"], "psum_scatter": ["64"]},
-    ]
 
 
 def test_thousands_of_devices_each_have_a_place():

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from meshdsl.machine import chips
+from meshdsl.machine.overlap import Overlap
 from meshdsl.predict.kernels.kernels import Buffer, Dot, Graph, Kernel, Loop, Move
 from meshdsl.predict.time.kernel_time import kernel_seconds, padded_flops
 from meshdsl.predict.time.step_time import collective_timing, seconds_by_tag, step_time
@@ -39,24 +40,22 @@ CHIP = SimpleNamespace(
 )
 
 
-def behaviour(name):
-    """How the compiler for a chip runs collectives."""
-    chip = chips()[name]
-    return {key: getattr(chip, key) for key in ("name", "waits", "as_sums", "small_sum")}
+# How collectives run over axes of some forms.
+RUNS = {
+    "one dim": Overlap(waits=("all_to_all",)),
+    "two dims": Overlap(waits=("all_gather", "psum_scatter", "psum", "all_to_all")),
+    "three dims": Overlap(rings=("all_gather", "psum_scatter")),
+    "whole slice of three dims": Overlap(sums=("all_gather", "psum_scatter")),
+}
 
 
 class Links:
-    """1 us for each byte.
+    """1 us for each byte, over axes of a form."""
 
-    `dims` of a torus lie under each axis; the axis is all of the slice if `whole`.
-    """
-
-    def __init__(self, dims=1, *, whole=True, wraps=True, chip="v5p"):
-        self.target = SimpleNamespace(
-            chip=SimpleNamespace(**vars(CHIP), **behaviour(chip)), devices=64, slices=1
-        )
-        level = SimpleNamespace(kind="torus", parts=("part",) * dims)
-        self.on = SimpleNamespace(levels=(level,), size=64 if whole else 16, wraps=wraps)
+    def __init__(self, form="one dim"):
+        chip = SimpleNamespace(**vars(CHIP), overlap_over=RUNS.get, small_sum=2**16)
+        self.target = SimpleNamespace(chip=chip)
+        self.on = SimpleNamespace(levels=(SimpleNamespace(kind="torus"),), form=form)
 
     def seconds(self, operation, axes, bytes):
         return (2 if operation == "psum" else 1) * bytes * US
@@ -195,59 +194,54 @@ def test_an_optimizers_kernels_are_its_phase():
 
 
 @pytest.mark.parametrize(
-    "operation, links, expected",
+    "operation, form, expected",
     [
-        ("all_gather", Links(1), (10, True, 0)),
-        ("all_to_all", Links(1), (10, False, 0)),
-        ("all_gather", Links(2), (10, True, 0)),
-        ("all_gather", Links(2, chip="v4"), (10, False, 0)),
-        ("all_gather", Links(2, chip="v6e"), (10, True, 0)),
-        ("all_gather", Links(3), (10, True, 0)),
-        ("all_gather", Links(3, chip="tpu7x"), (20, True, 10)),
-        ("all_gather", Links(3, wraps=False, chip="v4"), (10, False, 0)),
-        ("all_gather", Links(3, whole=False, chip="v4"), (10, False, 0)),
-        ("psum_scatter", Links(2, whole=False), (10, True, 0)),
-        ("psum_scatter", Links(2), (20, True, 0)),
-        ("psum_scatter", Links(2, chip="tpu7x"), (10, True, 0)),
-        ("psum_scatter", Links(3, wraps=False), (20, True, 0)),
-        ("psum", Links(3), (20, True, 0)),
-        ("psum", Links(1, chip="v5e"), (20, False, 0)),
+        ("all_gather", "one dim", (10, True, 0)),
+        ("psum_scatter", "one dim", (10, True, 0)),
+        ("psum", "one dim", (20, True, 0)),
+        ("all_to_all", "one dim", (10, False, 0)),
+        ("all_gather", "two dims", (10, False, 0)),
+        ("psum", "two dims", (20, False, 0)),
+        ("pmax", "two dims", (10, False, 0)),
+        ("ppermute", "two dims", (10, True, 0)),
+        ("all_gather", "three dims", (10, True, 0)),
+        ("all_gather", "whole slice of three dims", (20, True, 10)),
+        ("psum_scatter", "whole slice of three dims", (20, True, 0)),
+        ("psum", "whole slice of three dims", (20, True, 0)),
     ],
 )
-def test_how_a_collective_runs_depends_on_the_chip_and_the_torus_under_its_axis(
-    operation, links, expected
-):
+def test_how_a_collective_runs_depends_on_the_form_of_its_axes(operation, form, expected):
     large = 2**17
-    how = collective_timing(Collective(operation, ("data",), 1, 10 * large, "bool"), links)
+    how = collective_timing(Collective(operation, ("data",), 1, 10 * large, "bool"), Links(form))
     seconds, asynchronous, filled = expected
     assert how.seconds == pytest.approx(seconds * large * US)
     assert (how.asynchronous, how.zero_filled) == (asynchronous, filled * large)
 
 
 @pytest.mark.parametrize(
-    "operation, links, asynchronous",
+    "operation, form, asynchronous",
     [
-        ("psum", Links(1, whole=False), False),
-        ("psum_scatter", Links(2), False),  # over a whole slice: run as a sum
-        ("psum_scatter", Links(1, whole=False), True),
-        ("all_gather", Links(1), True),
+        ("psum", "one dim", False),
+        ("psum_scatter", "whole slice of three dims", False),  # run as a sum
+        ("psum_scatter", "one dim", True),
+        ("all_gather", "one dim", True),
     ],
 )
-def test_the_device_waits_for_small_sums(operation, links, asynchronous):
+def test_the_device_waits_for_small_sums(operation, form, asynchronous):
     small = Collective(operation, ("data",), 1, 2**16 - 1, "bool")
-    assert collective_timing(small, links).asynchronous is asynchronous
+    assert collective_timing(small, Links(form)).asynchronous is asynchronous
 
 
 def test_a_synchronous_collective_stops_computing():
     x, y = buffer(), buffer()
     assert us(180, 80, 100, 100, 180) == times(
-        run([move(100, x, y), work(60), work(20, [y])], Links(2, chip="v4"))
+        run([move(100, x, y), work(60), work(20, [y])], Links("two dims"))
     )
 
 
 def test_a_gather_that_runs_as_a_sum_is_filled_first():
     x, y = buffer(), buffer(100)
-    view = run([move(100, x, y), work(20, [y])], Links(3, chip="tpu7x"))
+    view = run([move(100, x, y), work(20, [y])], Links("whole slice of three dims"))
     assert us(420, 220, 200, 200, 420) == times(view)
 
 

@@ -1,11 +1,10 @@
 """Estimates the time of one step on a target from the program's kernels; nothing is compiled.
 
 The kernels become actions of a timeline (`meshdsl.machine.timeline`): `kernel_order` says in which
-order, `kernel_time` how long each takes, and keys of the chip in `machine/hardware.toml` (see
-docs/hardware.md) whether the device computes while a collective runs, and which collectives the
-compiler runs as sums. A collective that runs meanwhile starts when the one before it is finished
-and what it reads is there. What uses its result waits for it. A turn of a loop, and the step, end
-when everything that they started has finished.
+order, `kernel_time` how long each takes, and `Chip.overlap` whether the device computes while a
+collective runs, and which collectives the compiler runs as sums. A collective that runs meanwhile
+starts when the one before it is finished and what it reads is there. What uses its result waits for
+it. A turn of a loop, and the step, end when everything that they started has finished.
 """
 
 from __future__ import annotations
@@ -191,15 +190,10 @@ class CollectiveTiming:
 
 def collective_timing(collective: Collective, network: Network) -> CollectiveTiming:
     """How the compiler for the network's target runs one execution of `collective`."""
-    chip, axes = network.target.chip, network.axes(collective.axes)
-    dims = [part for level in axes.levels for part in level.parts]
-    whole_slice = axes.size * network.target.slices == network.target.devices
-    operation, zero_filled = collective.operation, 0
-    if whole_slice and operation in chip.as_sums:
-        if operation == "psum_scatter" and len(dims) > 1:
-            operation = "psum"
-        elif operation == "all_gather" and len(dims) == 3 and axes.wraps:
-            operation, zero_filled = "psum", collective.bytes
-    waits = operation in chip.waits or (operation in _SUM and collective.bytes < chip.small_sum)
-    seconds = network.seconds(operation, collective.axes, collective.bytes)
-    return CollectiveTiming(seconds, not waits, zero_filled)
+    chip, operation = network.target.chip, collective.operation
+    runs = chip.overlap_over(network.axes(collective.axes).form)
+    as_sum = runs.has("sums", operation)
+    small = (as_sum or operation in _SUM) and collective.bytes < chip.small_sum
+    seconds = network.seconds("psum" if as_sum else operation, collective.axes, collective.bytes)
+    zero_filled = collective.bytes if as_sum and operation == "all_gather" else 0
+    return CollectiveTiming(seconds, not (small or runs.has("waits", operation)), zero_filled)

@@ -56,7 +56,7 @@ def test_a_record_explains_every_collective_of_a_chip_s_program(reports):
 
 def test_the_options_of_a_chip_make_its_collectives_asynchronous(reports):
     v5p, v5e = reports[:2]
-    assert v5p["options"][OFFLOAD] == "True" and v5e["options"] == {}
+    assert v5p["options"][OFFLOAD] == "True" and OFFLOAD not in v5e["options"]
     assert sum(row["asynchronous"] for row in v5p["collectives"]) > 20
     assert OFFLOAD in v5p["text"]
 
