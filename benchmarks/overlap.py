@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import math
 import re
 import time
@@ -169,7 +170,8 @@ def table_of(found: Iterable[Found]) -> dict[str, Overlap]:
     """The table of a chip: for each form what holds in half of the cases of it at least."""
     by: defaultdict[tuple[str, str], list[Found]] = defaultdict(list)
     for one in found:
-        by[one.form, one.operation].append(one)
+        if one.ran:
+            by[one.form, one.operation].append(one)
     lists: dict[str, dict[str, list[str]]] = {form: defaultdict(list) for form in FORMS}
     for (form, operation), ones in by.items():
         sums = sum(one.ran != operation for one in ones)
@@ -270,6 +272,7 @@ def chosen(seconds: Mapping[str, tuple[float, float]], present: Mapping[str, str
 
 
 def section(header: str, lines: Iterable[str]) -> str:
+    """A table of a TOML file."""
     return "\n".join([f"[{header}]", *lines]) + "\n"
 
 
@@ -299,11 +302,7 @@ def toml_of(chip: str, whole: str, parts: str, table: Mapping[str, Overlap], ver
         "# runs as itself, over all dims of the torus that its axes lie on, beside compute.",
     ]
     for form, runs in table.items():
-        lists = (
-            f"{name} = [{', '.join(f'{chr(34)}{one}{chr(34)}' for one in those)}]"
-            for name, those in vars(runs).items()
-            if those
-        )
+        lists = (f"{name} = {json.dumps(those)}" for name, those in vars(runs).items() if those)
         rows.append(f'"{form}" = {{ {", ".join(lists)} }}')
     return "\n".join([*texts, section(f"{chip}.overlap", rows)])
 

@@ -75,8 +75,8 @@ def _on(*names: str) -> Options:
 
 
 _OFFLOAD = "tpu_enable_sparse_core_collective_offload"
-# Options that belong together, each group with what it is for. MaxText and tpu-recipes of
-# AI-Hypercomputer publish all of them, for one chip or another.
+# Options that belong together, each group with what it is for. MaxText, MaxDiffusion and
+# tpu-recipes of AI-Hypercomputer publish nearly all of them, for one chip or another.
 GROUPS: dict[str, tuple[str, Options]] = {
     "exchange": (
         "An all_to_all runs while the device computes.",

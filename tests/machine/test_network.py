@@ -123,7 +123,7 @@ def test_seconds_by_the_formulas(operation, ring, switch):
         ("v5p:4x4x4", {"data": 16, "model": 4}, 360, 360, 360),
         ("v5p:8x8x16", {"data": 128, "model": 8}, 360, 360, 360),
         ("tpu7x:4x4x4", {"data": 16, "model": 8}, 180, 180, 180),
-        # Three dims: what does not use all of them is run as a sum, which takes twice its time.
+        # Three dims: scatters are run as sums, which take twice as long.
         ("v4:4x4x4", {"data": 64}, 90, 135, 270),
         ("v5p:4x4x4", {"data": 64}, 540, 270, 540),
         # A dim in part: along one ring, or along as many as there are dims, each at the pace of
