@@ -9,12 +9,11 @@ are read with their cycles (`compiled_kernels`). From these come:
 - `fetched` and `kept`: which arrays the compiler had in fast memory, by their size;
 - the rates of element-wise code and reductions, then those of products: least squares of the
   logarithm of the times, in which a kernel counts by the root of its time, and outliers little;
-- `unforeseen`: how much longer the small steps compute than their kernels as they are estimated;
 - `residuals`: how far the compiler's time is from the estimate, as a standard deviation of the
-  logarithm, for programs that were left out of the fit, each fifth in turn; and `step`, that of
-  what is unforeseen.
+  logarithm, for programs that were left out of the fit, each fifth in turn.
 
-`--write` puts the figures into `meshdsl/machine/hardware.toml`.
+Bytes and elements of arrays are nearly proportional, so `hbm_efficiency` is drawn to 1. Nothing is
+fitted to a whole step. `--write` puts the figures into `meshdsl/machine/hardware.toml`.
 A program takes from ten seconds to some minutes to compile, and what the compiler said is kept in
 `build/kernel_figures`.
 """
@@ -38,10 +37,9 @@ from jax.sharding import SingleDeviceSharding
 from scipy.optimize import least_squares
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.machine import Chip, Network, find_target
+from meshdsl.machine import Chip, find_target
 from meshdsl.machine.chips import TABLE, unit_of
 from meshdsl.mesh import make_mesh
-from meshdsl.predict.compiler.replay import replay
 from meshdsl.predict.compiler.topology import compile_only, target_devices
 from meshdsl.predict.time.kernel_time import kernel_seconds
 from meshdsl.tools.analysis import Analysis
@@ -56,6 +54,7 @@ TARGETS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu
 _PRODUCTS = 20  # in one program
 _LEAST = 3e-6  # seconds: shorter kernels say little
 _FOLDS = 5
+_DRAWN = 3  # how much `hbm_efficiency` is drawn to 1, in kernels of 200 us
 _OF_PASSES = ("hbm_efficiency", "vector_rate", "array_rate")
 _OF_PRODUCTS = (
     "matmul_efficiency",
@@ -65,7 +64,7 @@ _OF_PRODUCTS = (
     "prologue_rate",
     "epilogue_rate",
 )
-_FIGURES = (*_OF_PASSES, *_OF_PRODUCTS, "fetched", "kept", "unforeseen")
+_FIGURES = (*_OF_PASSES, *_OF_PRODUCTS, "fetched", "kept")
 
 
 def products(chip: str, number: int) -> Any:
@@ -97,23 +96,6 @@ def step(chip: str, number: int) -> Any:
     assert analysis.target is not None
     mesh = make_mesh(analysis.sizes, target_devices(analysis.target))
     return analysis.on(mesh).lowered
-
-
-def unforeseen(name: str, chip: Chip, number: int) -> list[float]:
-    """How much longer each of the small steps computes than its kernels as they are estimated."""
-    found = []
-    for i in range(number):
-        kept = (KEPT / name / f"step-{i}").with_suffix(".txt")
-        if not kept.exists() or not (text := kept.read_text()):
-            continue
-        analysis = analysis_of(name, i)
-        assert analysis.target is not None
-        target = replace(analysis.target, chip=chip)
-        time = replace(analysis, target=target).explain().time
-        assert time is not None
-        ran = replay(text, chip, Network(target, analysis.sizes), analysis.sizes)
-        found.append(ran.compute / time.compute)
-    return found
 
 
 def read(chip: str, number: int) -> list[Seen]:
@@ -157,7 +139,7 @@ def memory_figures(seen: Sequence[Seen]) -> dict[str, float]:
 
 def fitted(chip: Chip, seen: Sequence[Seen]) -> Chip:
     """The chip with figures that are fitted to the kernels."""
-    chip = replace(chip, unforeseen=1.0, **memory_figures(seen))
+    chip = replace(chip, **memory_figures(seen))
     passes = [one for one in seen if not one.kernel.dots]
     chip = _fit(chip, passes, _OF_PASSES)
     return _fit(chip, [one for one in seen if len(one.kernel.dots) == 1], _OF_PRODUCTS)
@@ -184,7 +166,8 @@ def _fit(chip: Chip, seen: Sequence[Seen], names: Sequence[str]) -> Chip:
 
     def missed(scaled: np.ndarray) -> np.ndarray:
         made = with_figures(scaled)
-        return weight * np.log([kernel_seconds(s.kernel, made) for s in seen] / seconds)
+        by_kernel = weight * np.log([kernel_seconds(s.kernel, made) for s in seen] / seconds)
+        return np.append(by_kernel, _DRAWN * np.log(made.hbm_efficiency))
 
     start = np.ones(len(names))
     best = least_squares(missed, start, bounds=(1e-9, np.inf), loss="soft_l1", f_scale=0.1)
@@ -212,8 +195,6 @@ def residuals(chip: Chip, seen: Sequence[Seen]) -> dict[str, tuple[float, int]]:
 def toml(chip: Chip, found: Chip, missed: Mapping[str, tuple[float, int]]) -> dict[str, str]:
     """The lines of the file for each figure, and those of the residuals."""
     number = {name: missed["product" if name in _OF_PRODUCTS else "pass"][1] for name in _FIGURES}
-    of = dict.fromkeys(_FIGURES, "kernels") | {"unforeseen": "steps"}
-    number["unforeseen"] = missed["step"][1]
     lines = {}
     for name in _FIGURES:
         unit, scale = ("MiB", 2**20) if name in ("fetched", "kept") else unit_of(name)
@@ -222,7 +203,7 @@ def toml(chip: Chip, found: Chip, missed: Mapping[str, tuple[float, int]]) -> di
             value *= chip.devices_per_chip
         if not value or value > 1e5:
             continue
-        source = f"benchmarks/kernel_figures.py: fitted to {number[name]} {of[name]}"
+        source = f"benchmarks/kernel_figures.py: fitted to {number[name]} kernels"
         lines[name] = f'{name} = {{ value = {value:.3g}, unit = "{unit}", source = "{source}" }}'
     return lines
 
@@ -251,14 +232,11 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="change hardware.toml")
     given = parser.parse_args()
     compile_only()
-    rows = [["chip", "kernels", *_FIGURES, "product", "pass", "step"]]
+    rows = [["chip", "kernels", *_FIGURES, "product", "pass"]]
     for name in given.chips:
         chip = find_target(TARGETS[name]).chip
         seen = [one for one in read(name, given.programs) if one.seconds >= _LEAST]
         found, missed = fitted(chip, seen), residuals(chip, seen)
-        rest = np.log(unforeseen(name, found, given.programs))
-        found = replace(found, unforeseen=float(np.exp(np.mean(rest))))
-        missed["step"] = float(np.std(rest)), len(rest)
         lines = toml(chip, found, missed)
         print("\n".join([f"[{name}]", *lines.values(), json.dumps(missed)]), file=sys.stderr)
         values = [f"{getattr(found, figure):.4g}" for figure in _FIGURES]
@@ -267,7 +245,7 @@ def main() -> None:
                 name,
                 str(len(seen)),
                 *values,
-                *(f"{missed[k][0]:.2g}" for k in ("product", "pass", "step")),
+                *(f"{missed[k][0]:.2g}" for k in ("product", "pass")),
             ]
         )
         if given.write:

@@ -9,7 +9,9 @@ from jax.sharding import PartitionSpec as P
 
 from meshdsl.mesh import abstract_mesh
 from meshdsl.models.sizes import SIZES
+from meshdsl.predict.kernels.block_outputs import slice_lanes
 from meshdsl.predict.kernels.kernel_graph import kernel_graph
+from meshdsl.predict.kernels.kernels import Buffer, Kernel
 from meshdsl.predict.memory.peak import peak
 from meshdsl.program.recorder import tag_in
 from meshdsl.train.config import Config
@@ -326,6 +328,21 @@ def test_what_a_tpu_gathers_in_a_loop_may_have_one_row_in_a_tile():
     )
     (loop,) = (k.loop for k in graph(mapped, array(4, 100, 124), mesh=mesh, kind="tpu").kernels)
     assert names(loop)[:2] == ["all_gather", "reorder_rows"]
+
+
+@pytest.mark.parametrize("used, slices", [(True, 1), (False, 0)])
+def test_a_tpus_fused_kernel_gives_statistics_of_rows_in_all_lanes(used, slices):
+    result = Buffer((2, 64, 32), "bfloat16", 2 * 64 * 32 * 2)
+    statistic = Buffer((2, 64), "float32", 2 * 64 * 4)
+    kernel = Kernel("local_kernel", "", writes=[result, statistic])
+    found = slice_lanes(kernel, [result, statistic] if used else [result])
+    assert len(found) == slices
+    if used:
+        wide = kernel.writes[1]
+        assert wide.shape == (2, 64, 128) and wide.bytes == 128 * statistic.bytes
+        assert found[0].reads == [wide] and found[0].writes == [statistic]
+    else:
+        assert kernel.writes == [result, statistic]
 
 
 @pytest.mark.parametrize("reverse, fills", [(True, ["fill"]), (False, [])])

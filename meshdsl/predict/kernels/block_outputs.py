@@ -8,6 +8,7 @@ from meshdsl.predict.kernels.equations import Block, Value, original
 from meshdsl.predict.kernels.kernels import Buffer, Kernel, Move
 from meshdsl.predict.kernels.primitives import ELEMENTWISE, FILL, PRODUCTS, REDUCTIONS
 from meshdsl.predict.kernels.value_table import ValueTable
+from meshdsl.predict.memory.tiles import LANES
 
 
 def place_outputs(
@@ -68,6 +69,26 @@ def fill_kernels(stacks: Iterable[Buffer]) -> list[Kernel]:
     A TPU's compiler leaves them out only where a loop begins with the first slice.
     """
     return [Kernel(FILL, b.scope, moves=[Move(b, b.bytes, write=True)]) for b in stacks]
+
+
+def slice_lanes(kernel: Kernel, used: Collection[Buffer]) -> list[Kernel]:
+    """Kernels that slice what a fused kernel gives for each row, such as a logarithm of a sum.
+
+    On a TPU the fused kernel writes it into all lanes of a row, and a slice of them is taken then.
+
+    Args:
+      used: the buffers that are read afterwards; of the others there is no slice.
+    """
+    found = []
+    for i, buffer in enumerate(kernel.writes):
+        rows = (other.shape[:-1] for other in kernel.writes)
+        is_used = any(buffer is one for one in used)
+        if is_used and buffer.dtype == "float32" and buffer.shape in rows:
+            shape = (*buffer.shape, LANES)
+            wide = Buffer(shape, buffer.dtype, buffer.bytes * LANES, scope=buffer.scope)
+            kernel.writes[i] = wide
+            found.append(copy_kernel([wide], buffer, kernel.scope, "slice"))
+    return found
 
 
 def scope_in_body(block: Block, value: Value | None, constants: int, otherwise: str) -> str:

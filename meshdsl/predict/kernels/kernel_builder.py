@@ -39,6 +39,7 @@ from meshdsl.predict.kernels.block_outputs import (
     fill_kernels,
     place_outputs,
     scope_in_body,
+    slice_lanes,
 )
 from meshdsl.predict.kernels.equation_work import collectives, dots, other_flops
 from meshdsl.predict.kernels.equations import BARRIER, Block, Equation, Value, original
@@ -112,6 +113,8 @@ class KernelBuilder:
         fused = frozenset() if table.products_alone else PRODUCTS
         self._written = written_values(equations, block.outputs, outside, REDUCTIONS | fused)
         self._transposed = {original(v) for e in equations for v in e.operands if v.transposed}
+        self._used = {original(v) for e in equations for v in e.operands}
+        self._used |= {original(v) for v in block.outputs if v is not None}
         self._drafts: list[_Draft] = []
         for equation in equations:
             self._count_flops(equation)
@@ -221,6 +224,9 @@ class KernelBuilder:
                 self.table.reordered.update(equation.outputs)
         self._extend(draft, equation, equation.operands, equation.outputs)
         kernel.reads = [copies.get(id(buffer), buffer) for buffer in kernel.reads]
+        if equation.primitive == FUSED and self.table.tiled:
+            used = [self.table.buffer(v, "") for v in equation.outputs if v in self._used]
+            self.kernels += slice_lanes(kernel, used)
         if relay:
             result = equation.outputs[0]
             self.table.set_buffer(result, self._copy(equation, result, relay))

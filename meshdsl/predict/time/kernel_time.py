@@ -57,7 +57,7 @@ _REARRANGING = 2
 def kernel_seconds(kernel: Kernel, chip: Chip) -> float:
     """Seconds of one execution of a kernel that computes."""
     least = chip.kernel_latency if kernel.traffic > _SCALARS else 0.0
-    return chip.unforeseen * max(_seconds(kernel, chip), least)
+    return max(_seconds(kernel, chip), least)
 
 
 def is_fused(kernel: Kernel) -> bool:
