@@ -9,7 +9,7 @@ from meshdsl.predict.explanation import Estimate
 from meshdsl.predict.kernels.kernels import Dot, Graph, Kernel, Loop
 from meshdsl.predict.time.step_time import step_time
 from meshdsl.predict.time.uncertainty import behind, close, of_difference
-from tests.predict.test_time import US, Links, buffer, move, work
+from tests.predict.test_time import US, Links, buffer, move, moved, work
 
 RESIDUALS = {"product": 0.2, "pass": 0.1, "fused": 0.3, "collective": 0.5}
 
@@ -29,7 +29,7 @@ def product(flops, primitive="dot_general"):
 
 
 def test_the_same_work_is_off_by_the_same_share_in_every_turn():
-    kernel = Kernel("mul", "", [buffer(8)], [], traffic=100)
+    kernel = Kernel("mul", "", [buffer(8)], [], moves=moved(100))
     deviations, view = estimate([Kernel("scan", "", loop=Loop(5, [kernel, kernel])), kernel])
     assert deviations == pytest.approx({"pass mul bool 8": 110})
     assert view.estimate.uncertainty == pytest.approx(110 * US)
