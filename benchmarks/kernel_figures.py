@@ -8,7 +8,7 @@ are read with their cycles (`compiled_kernels`). From these come:
 
 - `fetched` and `kept`: which arrays the compiler had in fast memory, by their size;
 - the rates of element-wise code and reductions, then those of products: least squares of the
-  logarithm of the times, in which a kernel counts by the root of its time, and outliers little;
+  logarithm of the times, in which longer kernels count more, and outliers little;
 - `residuals`: how far the compiler's time is from the estimate, as a standard deviation of the
   logarithm, for programs that were left out of the fit, each fifth in turn.
 
@@ -151,7 +151,7 @@ def _fit(chip: Chip, seen: Sequence[Seen], names: Sequence[str]) -> Chip:
     Rates are fitted as times for an element, so that what does not matter becomes 0.
     """
     seconds = np.array([one.seconds for one in seen])
-    weight = np.clip(np.sqrt(seconds / 2e-4), 0.2, 3)
+    weight = np.clip((seconds / 2e-4) ** 0.7, 0.1, 8)
     rates = [name.endswith("rate") for name in names]
     first = np.array([getattr(chip, name) or 1e12 for name in names])
     first = np.where(rates, 1 / first, np.maximum(first, 1e-6))

@@ -281,7 +281,7 @@ def test_a_short_contraction_takes_as_long_as_its_result():
     # What the TPU compiler says for v5p, in cycles.
     compiled = {128: 179_556, 256: 183_616, 512: 197_012, 1024: 280_296, 4096: 1_078_890}
     for k, expected in compiled.items():
-        assert cycles(k) == pytest.approx(expected, rel=0.15)
+        assert cycles(k) == pytest.approx(expected, rel=0.2)
 
 
 def tpu(**figures):
