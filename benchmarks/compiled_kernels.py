@@ -22,6 +22,8 @@ _LAYOUT = re.compile(r"\w+\[[\d,<= ]*\](?:\{([\d,]*)(?::T\((\d+)(?:,(\d+))?\))?[
 _COMMENT = re.compile(r"/\*.*?\*/")
 _SLICES = ("dynamic-slice", "slice", "gather")
 _UPDATES = ("dynamic-update-slice", "scatter")
+_OF_STACKS = {"dynamic-slice", "dynamic-update-slice"}
+_OF_POSITIONS = set("parameter constant bitcast tuple convert compare select add subtract".split())
 _MOVES = ("all-", "reduce-scatter", "collective-", "async-", "copy-", "call-")
 
 
@@ -60,6 +62,28 @@ def seen_kernels(text: str, program: str, chip: Chip) -> Iterator[Seen]:
             if key not in known:
                 known.add(key)
                 yield found
+
+
+def seconds_of_slices(text: str, chip: Chip) -> float:
+    """How long one turn of each loop copies slices from stacks, into any order, and into stacks."""
+    module = Module(text)
+    loops = [i for i in module.instructions.values() if i.opcode == "while"]
+    bodies = {module.named(loop, "body") for loop in loops}
+    return sum(
+        (i.cycles or 0) / chip.clock
+        for body in bodies
+        for i in module.computations[body]
+        if _copies_slice(module, i)
+    )
+
+
+def _copies_slice(module: Module, i: Instruction) -> bool:
+    """Whether an instruction does nothing but copy a slice, from a stack or into one."""
+    shape = i.results[0].shape if i.results else ()
+    if i.opcode != "fusion":  # the first dim of a slice has one element
+        return i.opcode == "copy" and len(shape) >= 3 and shape[0] == 1
+    inside = {j.opcode for j in module.computations[module.named(i, "calls")]}
+    return bool(inside & _OF_STACKS) and inside <= _OF_STACKS | _OF_POSITIONS
 
 
 def _communicates(module: Module, fusion: Instruction) -> bool:

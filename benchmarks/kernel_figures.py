@@ -9,6 +9,8 @@ are read with their cycles (`compiled_kernels`). From these come:
 - `fetched` and `kept`: which arrays the compiler had in fast memory, by their size;
 - the rates of element-wise code and reductions, then those of products: least squares of the
   logarithm of the times, in which longer kernels count more, and outliers little;
+- `slice_copies`: how long the small steps copy slices of stacks beyond what is foreseen, in passes
+  over what their backward loops read of what forward loops have kept;
 - `residuals`: how far the compiler's time is from the estimate, as a standard deviation of the
   logarithm, for programs that were left out of the fit, each fifth in turn.
 
@@ -41,10 +43,12 @@ from meshdsl.machine import Chip, find_target
 from meshdsl.machine.chips import TABLE, unit_of
 from meshdsl.mesh import make_mesh
 from meshdsl.predict.compiler.topology import compile_only, target_devices
+from meshdsl.predict.kernels.kernel_graph import kernel_graph
+from meshdsl.predict.kernels.primitives import TAKE
 from meshdsl.predict.time.kernel_time import kernel_seconds
 from meshdsl.tools.analysis import Analysis
 
-from .compiled_kernels import Seen, seen_kernels
+from .compiled_kernels import Seen, seconds_of_slices, seen_kernels
 from .kept import compiled
 from .measure import show
 from .random_workloads import small_step
@@ -64,7 +68,7 @@ _OF_PRODUCTS = (
     "prologue_rate",
     "epilogue_rate",
 )
-_FIGURES = (*_OF_PASSES, *_OF_PRODUCTS, "fetched", "kept")
+_FIGURES = (*_OF_PASSES, *_OF_PRODUCTS, "fetched", "kept", "slice_copies")
 
 
 def products(chip: str, number: int) -> Any:
@@ -96,6 +100,23 @@ def step(chip: str, number: int) -> Any:
     assert analysis.target is not None
     mesh = make_mesh(analysis.sizes, target_devices(analysis.target))
     return analysis.on(mesh).lowered
+
+
+def slice_copies(name: str, chip: Chip, number: int) -> float:
+    """`Chip.slice_copies`: the mean of the small steps, by time."""
+    once = replace(chip, slice_copies=1.0)
+    copied = needed = 0.0
+    for i in range(number):
+        kept = (KEPT / name / f"step-{i}").with_suffix(".txt")
+        if kept.exists() and (text := kept.read_text()):
+            copied += seconds_of_slices(text, chip)
+            analysis = analysis_of(name, i)
+            graph = kernel_graph(analysis.on(analysis.mesh).program(), kind="tpu")
+            loops = (kernel.loop for kernel in graph.kernels)
+            turns = [kernel for loop in loops if loop for kernel in loop.kernels]
+            needed += sum(kernel_seconds(k, once) for k in turns if k.primitive == TAKE)
+            copied -= sum(kernel_seconds(k, once) for k in turns if k.primitive == "copy")
+    return max(copied / needed, 0.0) if needed else 0.0
 
 
 def read(chip: str, number: int) -> list[Seen]:
@@ -237,6 +258,7 @@ def main() -> None:
         chip = find_target(TARGETS[name]).chip
         seen = [one for one in read(name, given.programs) if one.seconds >= _LEAST]
         found, missed = fitted(chip, seen), residuals(chip, seen)
+        found = replace(found, slice_copies=slice_copies(name, found, given.programs))
         lines = toml(chip, found, missed)
         print("\n".join([f"[{name}]", *lines.values(), json.dumps(missed)]), file=sys.stderr)
         values = [f"{getattr(found, figure):.4g}" for figure in _FIGURES]

@@ -108,6 +108,8 @@ class Chip:
       fetched: bytes of an array of which half are in fast memory when a kernel reads them; 0 where
         there is none.
       kept: bytes of an array of which half are left in fast memory by the kernel that writes them.
+      slice_copies: how often the compiler copies what a turn of a loop reads of a stack that
+        another loop has kept, on average, in passes over it.
       float32_slowdown: how many times longer a product of float32 takes than one of bfloat16.
       kernel_latency: the least seconds of a kernel that touches more than a few numbers.
       small_sum: the device waits for sums of fewer bytes; 0 where there is no such limit.
@@ -168,6 +170,7 @@ class Chip:
     epilogue_rate: float = _figure("elements", shared=True, must="")
     fetched: float = _figure("size", shared=True, must="")
     kept: float = _figure("size", shared=True, must="")
+    slice_copies: float = _figure("number", 0.0, must="")
     float32_slowdown: float = _figure("number", 1.0, must="")
     kernel_latency: float = _figure("time", must="")
     small_sum: float = _figure("size", must="")

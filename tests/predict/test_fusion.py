@@ -345,6 +345,21 @@ def test_a_tpus_fused_kernel_gives_statistics_of_rows_in_all_lanes(used, slices)
         assert kernel.writes == [result, statistic]
 
 
+def test_a_tpu_may_copy_the_slices_of_what_another_loop_kept():
+    def function(x, weights):
+        def turn(x, w):
+            return jnp.tanh(x @ w), x
+
+        _, kept = lax.scan(turn, x, weights)
+        return lax.scan(lambda c, w: (c + jnp.sum(w[0] @ w[1]), None), 0.0, (kept, weights))[0]
+
+    given = array(64, 64), array(4, 64, 64)
+    _, second = (k.loop for k in graph(function, *given, kind="tpu").kernels if k.loop)
+    (take,) = (k for k in second.kernels if k.primitive == "take_slice")
+    assert take.traffic == 2 * 64 * 64 * 4 and take.reads[0].within is not None
+    assert "take_slice" not in names(graph(function, *given).kernels[-1].loop)
+
+
 @pytest.mark.parametrize("reverse, fills", [(True, ["fill"]), (False, [])])
 def test_a_tpu_fills_the_stack_of_a_reversed_loop_with_zeros(reverse, fills):
     def function(xs):

@@ -27,6 +27,7 @@ CHIP = SimpleNamespace(
     step_latency=0.0,
     operand_bandwidth=0.0,
     fresh_bandwidth=0.0,
+    slice_copies=0.0,
     array_rate=0.0,
     product_latency=0.0,
     result_rate=0.0,
@@ -370,6 +371,12 @@ def test_a_kernel_takes_a_microsecond_at_least():
     fast = chip(flops=1e15, hbm_bandwidth=1e12)
     assert kernel_seconds(Kernel("add", "", moves=moved(5000)), fast) == 1e-6
     assert kernel_seconds(Kernel("add", "", moves=moved(8)), fast) < 1e-9  # scalars
+
+
+@pytest.mark.parametrize("times", [0, 0.5])
+def test_slices_of_kept_stacks_are_copied_as_often_as_the_chip_says(times):
+    kernel = Kernel("take_slice", "", moves=moved(3000, 3000))
+    assert kernel_seconds(kernel, chip(slice_copies=times)) == pytest.approx(times * 6000e-6)
 
 
 def test_a_gather_counts_what_it_takes():

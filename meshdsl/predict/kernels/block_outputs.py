@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from meshdsl.predict.kernels.equations import Block, Value, original
 from meshdsl.predict.kernels.kernels import Buffer, Kernel, Move
-from meshdsl.predict.kernels.primitives import ELEMENTWISE, FILL, PRODUCTS, REDUCTIONS
+from meshdsl.predict.kernels.primitives import ELEMENTWISE, FILL, PRODUCTS, REDUCTIONS, TAKE
 from meshdsl.predict.kernels.value_table import ValueTable
 from meshdsl.predict.memory.tiles import LANES
 
@@ -89,6 +89,19 @@ def slice_lanes(kernel: Kernel, used: Collection[Buffer]) -> list[Kernel]:
             kernel.writes[i] = wide
             found.append(copy_kernel([wide], buffer, kernel.scope, "slice"))
     return found
+
+
+def take_kernels(kernels: Iterable[Kernel], slices: Iterable[Buffer]) -> list[Kernel]:
+    """Kernels that copy slices of stacks for the kernels of a turn; they read what is there still.
+
+    How often a TPU's compiler does so says `Chip.slice_copies`.
+    """
+    readers = {id(b): kernel.scope for kernel in kernels for b in kernel.reads}
+    return [
+        copy_kernel([b], Buffer(b.shape, b.dtype, b.bytes), readers[id(b)], TAKE)
+        for b in slices
+        if id(b) in readers
+    ]
 
 
 def scope_in_body(block: Block, value: Value | None, constants: int, otherwise: str) -> str:

@@ -40,6 +40,7 @@ from meshdsl.predict.kernels.block_outputs import (
     place_outputs,
     scope_in_body,
     slice_lanes,
+    take_kernels,
 )
 from meshdsl.predict.kernels.equation_work import collectives, dots, other_flops
 from meshdsl.predict.kernels.equations import BARRIER, Block, Equation, Value, original
@@ -381,6 +382,10 @@ class KernelBuilder:
         which = range(carried, len(results))
         copied = place_outputs(self.table, block, results, which, within=True)
         kernels = self._inside(block, self.times * length, self.share)
+        if self.table.tiled:
+            pairs = zip(block.inputs[stacked:], given[stacked:], strict=True)
+            kept = [self.table.buffer(v, scope) for v, stack in pairs if self._is_of_loop(stack)]
+            kernels = take_kernels(kernels, kept) + kernels
         for result, value in zip(equation.outputs[carried:], block.outputs[carried:], strict=True):
             if value is not None and original(value) in reordered:
                 reordered.add(original(result))
@@ -397,6 +402,11 @@ class KernelBuilder:
         ends = [None if v is None else self.table.buffer(v, scope) for v in block.outputs[:carried]]
         carries = [(a, b) for a, b in zip(starts, ends, strict=True) if b is not None]
         return Loop(length, kernels, carries)
+
+    def _is_of_loop(self, value: Value | None) -> bool:
+        """Whether a loop of this block has made a value: a stack of what it keeps of each turn."""
+        maker = None if value is None else self._makers.get(original(value))
+        return maker is not None and maker.kernel.loop is not None
 
     def _give(self, inner: list[Value], outer: list[Value | None], scope: str) -> None:
         """Lets inputs of a block share the memory of the values that are passed for them."""

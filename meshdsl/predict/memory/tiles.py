@@ -54,10 +54,11 @@ def buffer_bytes(buffer: Buffer, kind: str) -> int:
 def natural_bytes(shape: tuple[int, ...], dtype: str) -> int:
     """Bytes of an array of a TPU's program that is no argument: its last dim is in lanes.
 
-    Of the others, that which is padded least is in rows. Dims of one element do not count.
+    Of the others, that which is padded least is in rows. Dims of one element do not count, and a
+    last dim of very few is not put into lanes.
     """
     size, dims = _itemsize(dtype), [n for n in shape if n != 1]
-    if len(dims) < 2 or 0 in dims:
+    if len(dims) < 2 or 0 in dims or dims[-1] < LANES // 4:
         return _tiled(shape, size)
     packed, last = max(1, 4 // size), len(dims) - 1
     return min(n for n, lanes, _ in _orders(tuple(dims), packed) if lanes == last) * size

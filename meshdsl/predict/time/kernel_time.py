@@ -25,7 +25,7 @@ from functools import lru_cache
 
 from meshdsl.machine import FUSED_EFFICIENCY, Chip
 from meshdsl.predict.kernels.kernels import Dot, Kernel, Move
-from meshdsl.predict.kernels.primitives import FILL
+from meshdsl.predict.kernels.primitives import FILL, TAKE
 from meshdsl.predict.kernels.reordered import REORDER, REORDER_ROWS, REORDER_TILES
 from meshdsl.predict.memory.tiles import buffer_bytes, round_up
 
@@ -56,7 +56,7 @@ _REARRANGING = 2
 
 def kernel_seconds(kernel: Kernel, chip: Chip) -> float:
     """Seconds of one execution of a kernel that computes."""
-    least = chip.kernel_latency if kernel.traffic > _SCALARS else 0.0
+    least = chip.kernel_latency if kernel.traffic > _SCALARS and kernel.primitive != TAKE else 0.0
     return max(_seconds(kernel, chip), least)
 
 
@@ -71,7 +71,10 @@ def _seconds(kernel: Kernel, chip: Chip) -> float:
         sizes = [_elements(move, chip) for move in kernel.moves]
         passing = _over(max(sizes, default=0.0), chip.vector_rate)
         passing += _over(sum(sizes), chip.array_rate)
-        return (in_memory + passing) * _SLOWER.get(kernel.primitive, 1.0)
+        times = (
+            chip.slice_copies if kernel.primitive == TAKE else _SLOWER.get(kernel.primitive, 1.0)
+        )
+        return (in_memory + passing) * times
     slower = {"float32": chip.float32_slowdown}
     if is_fused(kernel):
         products = sum(
