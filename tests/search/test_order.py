@@ -9,7 +9,7 @@ from benchmarks.workloads import WORKLOADS
 from meshdsl.predict.explanation import Estimate
 
 COMPILED = json.loads(SAID.read_text())
-ENOUGH = 12
+ENOUGH = 7
 
 
 def way(name, estimated, replayed, **deviations):
@@ -25,13 +25,11 @@ def test_it_says_how_honest_the_uncertainty_is_and_what_is_worth_compiling():
     assert order.regret == pytest.approx(1.15 / 1.05 - 1) and order.regret_compiled == 0
 
 
-# `8b 2k`, of the same model as `8b 8k`, is left to the benchmark.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["8b 8k", "gpt2 v5e", "experts"])
+@pytest.mark.parametrize("name", ["8b 2k"])
 def test_the_order_is_that_of_the_compiler(name):
-    """Of every second way, as estimates take long; the benchmark has all."""
     workload = WORKLOADS[name]
-    ways = [way for way in workload.ways if way in COMPILED[name]][::2]
+    ways = [way for way in workload.ways if way in COMPILED[name]]
     found = [find(name, workload, way, SAID, None, compiled_only=True) for way in ways]
     order = Order([each for each in found if each is not None])
     assert len(order.found) >= ENOUGH
