@@ -233,6 +233,8 @@ def write(chip: str, lines: Mapping[str, str], missed: Mapping[str, tuple[float,
     """Puts the figures of a chip into `hardware.toml`."""
     text = TABLE.read_text()
     head, own, rest = re.split(rf"(?m)^(\[{chip}\]\n(?:(?!\[).*\n)*)", text, maxsplit=1)
+    for name in set(_FIGURES) - set(lines):  # no limit
+        own = re.sub(rf"(?m)^{name} = .*\n", "", own)
     for name, line in lines.items():
         if re.search(rf"(?m)^{name} = ", own):
             own = re.sub(rf"(?m)^{name} = .*$", lambda _, line=line: line, own)

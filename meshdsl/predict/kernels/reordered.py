@@ -79,5 +79,5 @@ def relaid(equation: Equation, *, in_loop: bool) -> str:
     if lanes != wanted:
         alone = slowest and in_loop and part.ndim == 2
         return REORDER_ROWS if alone else REORDER
-    outside = [n for i, n in enumerate(whole.shape) if i < dim and i not in (lanes,)]
+    outside = [n for i, n in enumerate(whole.shape) if i < dim and i != lanes]
     return REORDER_TILES if slowest and any(n > 1 for n in outside) else ""
