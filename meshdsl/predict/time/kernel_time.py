@@ -42,6 +42,8 @@ _WIDTHS = {
     "int8": 1,
     "uint8": 1,
 }
+# Operands of a product pass so many times as fast as results do, where that is not a TPU's.
+_OPERANDS = 5
 _ALIKE = 0.03  # arrays whose numbers of elements differ by less are taken to be of one kind
 _SCALARS = 4096  # bytes: a kernel that touches no more takes no time of its own
 # How many times longer than its bytes and elements something takes.
@@ -90,11 +92,15 @@ def _seconds(kernel: Kernel, chip: Chip) -> float:
     products = flops / (chip.flops * chip.matmul_efficiency)
     if on_tpu:
         return _on_matrix_unit(kernel, chip, products, in_memory)
+    operands, results = sum(map(_operands, kernel.dots)), sum(map(_results, kernel.dots))
     width = max(_WIDTHS.get(dot.dtype, 2) for dot in kernel.dots)
-    elements = sum(map(_operands, kernel.dots)) + sum(map(_results, kernel.dots))
-    of_products = min(width * elements, kernel.traffic)
+    of_products = min(width * (operands + results), kernel.traffic)
     share = of_products / kernel.traffic if kernel.traffic else 0.0
-    seconds = max(products, in_memory * share) + in_memory * (1 - share)
+    streamed = in_memory * share + _over(operands / _OPERANDS + results, chip.vector_rate)
+    besides = in_memory * (1 - share) + _over(
+        (kernel.traffic - of_products) / width, chip.vector_rate
+    )
+    seconds = max(products, streamed) + besides
     if chip.operand_bandwidth:
         seconds += of_products / chip.operand_bandwidth
     return seconds
