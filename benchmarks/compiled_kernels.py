@@ -1,8 +1,8 @@
 """The kernels of a program that a TPU's compiler made, as kernels that can be estimated.
 
-A kernel of the compiled program is a fusion, or an instruction outside of one, for which the
-compiler writes cycles. It is made into a `Kernel` with the arrays that it reads and writes, in the
-tiles that the compiler has chosen, so that `kernel_seconds` can be held against the cycles.
+A kernel of the compiled program is a fusion for which the compiler writes cycles. It is made into a
+`Kernel` with the arrays that it reads and writes, in the tiles that the compiler has chosen, so
+that `kernel_seconds` can be held against the cycles.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from meshdsl.machine import Chip
 from meshdsl.predict.compiler import instruction_time
 from meshdsl.predict.compiler.hlo_text import ON_CHIP, Instruction, Module
+from meshdsl.predict.compiler.instruction_time import SLICES, UPDATES
 from meshdsl.predict.kernels.kernels import Buffer, Dot, Kernel, Move
 from meshdsl.predict.memory.tiles import LANES, round_up
 
 _LAYOUT = re.compile(r"\w+\[[\d,<= ]*\](?:\{([\d,]*)(?::T\((\d+)(?:,(\d+))?\))?[^}]*\})?")
 _COMMENT = re.compile(r"/\*.*?\*/")
-_SLICES = ("dynamic-slice", "slice", "gather")
-_UPDATES = ("dynamic-update-slice", "scatter")
 _OF_STACKS = {"dynamic-slice", "dynamic-update-slice"}
 _OF_POSITIONS = set("parameter constant bitcast tuple convert compare select add subtract".split())
 _MOVES = ("all-", "reduce-scatter", "collective-", "async-", "copy-", "call-")
@@ -102,7 +101,7 @@ def _seen(module: Module, fusion: Instruction, program: str, chip: Chip) -> Seen
         for array, size in zip(source.results, sizes, strict=True):
             used = _used(module, parameter, inside, size)
             moves.append(_move(array, size if used is None else used, used is None, write=False))
-    updated = {u.results[0].shape: u for u in inside if u.opcode in _UPDATES and u.results}
+    updated = {u.results[0].shape: u for u in inside if u.opcode in UPDATES and u.results}
     for array, size in zip(fusion.results, tiled_bytes(fusion), strict=True):
         update = updated.get(array.shape)
         part = None
@@ -144,7 +143,7 @@ def _used(
     total = 0.0
     users = [i for i in inside if source.name in i.operands]
     for user in users:
-        if user.opcode in _SLICES and user.operands[0] == source.name:
+        if user.opcode in SLICES and user.operands[0] == source.name:
             total += sum(tiled_bytes(user))
         elif user.opcode == "bitcast":
             used = _used(module, user, inside, size)
@@ -159,7 +158,7 @@ def _used(
                     if used is None:
                         return None
                     total += used
-        elif not (user.opcode in _UPDATES and user.operands[0] == source.name):
+        elif not (user.opcode in UPDATES and user.operands[0] == source.name):
             return None
     return min(total, size) if users else None
 

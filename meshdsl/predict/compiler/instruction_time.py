@@ -54,8 +54,8 @@ _FREE = {
     "infeed",
     "outfeed",
 }
-_SLICES = ("dynamic-slice", "slice", "gather")
-_UPDATES = ("dynamic-update-slice", "scatter")
+SLICES = ("dynamic-slice", "slice", "gather")
+UPDATES = ("dynamic-update-slice", "scatter")
 # Custom calls that only tell the compiler something, or allocate.
 _NOTES = re.compile(
     r'custom_call_target="(AllocateBuffer|PrepareAsync\w+|AssumeGather\w+|Sharding'
@@ -132,9 +132,9 @@ def traffic(module: Module, instruction: Instruction) -> int:
     if noted is not None:
         return noted
     operands = module.operands(instruction)
-    if instruction.opcode in _SLICES:
+    if instruction.opcode in SLICES:
         return 2 * _in_hbm(instruction.results)
-    if instruction.opcode in _UPDATES:
+    if instruction.opcode in UPDATES:
         return 2 * _in_hbm(operands[-1 if instruction.opcode == "scatter" else 1].results)
     if instruction.opcode != "fusion":
         return _in_hbm(instruction.results) + sum(_in_hbm(operand.results) for operand in operands)
@@ -153,9 +153,9 @@ def _fusion_traffic(module: Module, fusion: Instruction, operands: list[Instruct
     for parameter in (i for i in inside if i.opcode == "parameter"):
         uses = users.get(parameter.name, [])
         size = _in_hbm(operands[int(parameter.arguments)].results)
-        if uses and all(u.opcode in _SLICES and u.operands[0] == parameter.name for u in uses):
+        if uses and all(u.opcode in SLICES and u.operands[0] == parameter.name for u in uses):
             total += min(size, sum(u.bytes for u in uses))
-        elif uses and all(u.opcode in _UPDATES and u.operands[0] == parameter.name for u in uses):
+        elif uses and all(u.opcode in UPDATES and u.operands[0] == parameter.name for u in uses):
             written = [module.operands(u)[-1 if u.opcode == "scatter" else 1] for u in uses]
             total += sum(2 * update.bytes for update in written)
             updated += size

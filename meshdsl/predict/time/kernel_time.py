@@ -46,7 +46,11 @@ _WIDTHS = {
 _OPERANDS = 5
 _ALIKE = 0.03  # arrays whose numbers of elements differ by less are taken to be of one kind
 _SCALARS = 4096  # bytes: a kernel that touches no more takes no time of its own
-# How many times longer than its bytes and elements something takes.
+# How many times longer than its bytes and elements something takes, by the TPU compiler's cycles.
+# Zeros are not fused: 941,376 on v5p for a negation of 8192 x 8192 bfloat16 elements, and 468,704
+# for a fused chain on them. Another order: 0.986 ms on v5p for bfloat16 [64, 1024, 2048], where a
+# copy takes 0.536. With one row in a tile: 37 ps an element on v6e for [6528, 1792], where a copy
+# takes 6. Whole tiles: 12.4 ps on v5e for [7, 6016, 19840], where a copy takes 11.8.
 _SLOWER = {REORDER: 1.84, REORDER_ROWS: 6.0, REORDER_TILES: 1.05, FILL: 2.0}
 # Over fewer than 8 rows a TPU's compiler makes a convolution one over 8 times as many, of an eighth
 # of the width each. It copies the edges of the parts to their neighbours, and masks them after: so
