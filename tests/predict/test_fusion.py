@@ -360,6 +360,23 @@ def test_a_tpu_may_copy_the_slices_of_what_another_loop_kept():
     assert "take_slice" not in names(graph(function, *given).kernels[-1].loop)
 
 
+@pytest.mark.parametrize("gathered, copies", [(True, 4), (False, 1)])
+def test_a_gathered_stack_that_goes_unchanged_into_another_is_copied_in_each_turn(gathered, copies):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+
+    def function(weights):
+        if gathered:
+            weights = lax.all_gather(weights, "data", axis=1, tiled=True)
+        named = jax.ad_checkpoint.checkpoint_name  # so that JAX does not see that nothing changes
+        return lax.scan(lambda c, w: (c + jnp.sum(w), named(w, "w")), jnp.float32(0), weights)
+
+    split = P(None, "data") if gathered else P()
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=split, out_specs=P(), check_vma=False)
+    (loop,) = (k.loop for k in graph(mapped, array(4, 128, 128), mesh=mesh).kernels if k.loop)
+    (copy,) = (k for k in loop.kernels if k.primitive == "copy")
+    assert copy.traffic == copies * 2 * 128 * 128 * 4
+
+
 @pytest.mark.parametrize("reverse, fills", [(True, ["fill"]), (False, [])])
 def test_a_tpu_fills_the_stack_of_a_reversed_loop_with_zeros(reverse, fills):
     def function(xs):

@@ -374,7 +374,8 @@ class KernelBuilder:
             self.table.buffer(inner, scope, within)
             if stack is not None and original(stack) in reordered:
                 reordered.add(original(inner))
-            if within is not None:
+            maker = None if stack is None else self._makers.get(original(stack))
+            if within is not None and maker is not None and maker.kernel.collective:
                 stacks.add(id(within))
         results = [self.table.buffer(v, scope) for v in equation.outputs]
         for result, value in zip(results, block.outputs, strict=True):
@@ -390,7 +391,7 @@ class KernelBuilder:
             if value is not None and original(value) in reordered:
                 reordered.add(original(result))
         for value, to in copied:
-            # Where a slice of a stack that the loop reads goes unchanged into a stack that the loop
+            # Where a slice of a stack that was gathered goes unchanged into a stack that the loop
             # writes, XLA takes both stacks for one, and copies the whole stack in each turn.
             reads = self._standing(value, scope)
             whole = any(id(buffer.within) in stacks for buffer in reads)
