@@ -6,6 +6,9 @@ Each row is a training step of llama3-8b, or of another `--model`: memory by the
 time of its schedule, replayed. With `--slices 2` two such slices are joined by the data centre's
 network: `stage` goes across it, or `replica` where there are no stages, and the batch is twice as
 large.
+
+In a row that is called "early" each microbatch goes back as soon as its loss is known, and stages
+share the head by its vocabulary: a microbatch is too small to be cut into rows.
 """
 
 from __future__ import annotations
@@ -25,12 +28,19 @@ from .measure import show
 BATCH, LENGTH, TARGET, MICROBATCHES = 64, 8192, "v5p:4x4x4", 8
 
 
-def pipeline(stages: int, rounds: int = 1, **how) -> Layout:
-    """`pipeline-tensor` with so many stages and rounds; `how` are other lines of the layout."""
+def pipeline(stages: int, count: int, rounds: int = 1, early: bool = False, **how) -> Layout:
+    """`pipeline-tensor` with so many stages and microbatches; `how` are other lines of the layout.
+
+    Args:
+      count: how many microbatches.
+    """
     layout = Layout.load("pipeline-tensor")
     first, *others = layout.rules
     assert isinstance(first, dict)
-    first = {**first, "microbatches": {"batch": MICROBATCHES}, "rounds": rounds}
+    first = {**first, "microbatches": {"batch": count}, "rounds": rounds}
+    if early:
+        first = {**first, "schedule": "early"}
+        others = [*others, {"rule": "vocab? -> model, stage", "uneven": "pad"}]
     mesh = {"stage": stages, "data": "rest", "model": 4}
     return replace(layout, rules=[first, *others], mesh=mesh, **how)
 
@@ -41,23 +51,34 @@ def replicas(layout: Layout) -> Layout:
     return replace(layout, rules=rules, mesh={"replica": 2, **layout.mesh}, dcn=("replica",))
 
 
-ROWS = {"fsdp-sequence": Layout.load("fsdp-sequence")}
-for stages in (4, 8):
-    ROWS |= {f"{stages} stages, rounds {rounds}": pipeline(stages, rounds) for rounds in (1, 2, 4)}
-ROWS["4 stages, FSDP"] = pipeline(4, parameters=["d_model -> data"], gather="step")
-ROWS["4 stages, FSDP per layer"] = pipeline(4, parameters=["d_model -> data"], gather="layer")
-ACROSS = {
-    "fsdp-sequence, replicas": replicas(ROWS["fsdp-sequence"]),
-    "2 stages": replace(pipeline(2), dcn=("stage",)),
-    "2 stages, rounds 4": replace(pipeline(2, 4), dcn=("stage",)),
-}
+def on_one_slice(count: int) -> dict[str, Layout]:
+    """The layouts of all rows, with so many microbatches."""
+    found = {"fsdp-sequence": Layout.load("fsdp-sequence")}
+    for stages in (4, 8):
+        for rounds in (1, 2, 4):
+            found[f"{stages} stages, rounds {rounds}"] = pipeline(stages, count, rounds)
+    for rounds in (1, 2):
+        found[f"8 stages, rounds {rounds}, early"] = pipeline(8, count, rounds, early=True)
+    split = {"parameters": ["d_model -> data"]}
+    found["4 stages, FSDP"] = pipeline(4, count, gather="step", **split)
+    found["4 stages, FSDP per layer"] = pipeline(4, count, gather="layer", **split)
+    return found
 
 
-def row(model: str, name: str, layout: Layout, slices: int) -> list[str]:
+def on_two_slices(count: int) -> dict[str, Layout]:
+    """The same for two slices."""
+    return {
+        "fsdp-sequence, replicas": replicas(Layout.load("fsdp-sequence")),
+        "2 stages": replace(pipeline(2, count), dcn=("stage",)),
+        "2 stages, rounds 4": replace(pipeline(2, count, 4), dcn=("stage",)),
+    }
+
+
+def row(model: str, name: str, layout: Layout, batch: int, slices: int) -> list[str]:
     """The cells of one layout."""
     target = find_target(TARGET, slices=slices)
     sizes = axis_sizes(layout.mesh, target.devices)
-    case = Case(model, "pipeline-tensor", TARGET, sizes, BATCH * slices, LENGTH)
+    case = Case(model, "pipeline-tensor", TARGET, sizes, batch * slices, LENGTH)
     analysis = case.analysis(layout, target)
     estimated = analysis.explain()
     assert estimated.time is not None
@@ -86,13 +107,15 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", help="by default all")
     parser.add_argument("--model", default="llama3-8b", help="a published model")
     parser.add_argument("--slices", type=int, default=1, choices=(1, 2))
+    parser.add_argument("--batch", type=int, default=BATCH, help="sequences on a slice")
+    parser.add_argument("--microbatches", type=int, default=MICROBATCHES)
     given = parser.parse_args()
-    layouts = ROWS if given.slices == 1 else ACROSS
+    layouts = (on_one_slice if given.slices == 1 else on_two_slices)(given.microbatches)
     compile_only()
     head = ["layout", "mesh", "temporaries", "peak", "estimated", "step s", "estimated", "waits"]
     rows = [[*head, "MFU"]]
     for name in given.rows or layouts:
-        rows.append(row(given.model, name, layouts[name], given.slices))
+        rows.append(row(given.model, name, layouts[name], given.batch, given.slices))
         print("; ".join(rows[-1]), flush=True)
     print()
     show(rows)

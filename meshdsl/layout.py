@@ -71,6 +71,7 @@ class Layout:
         microbatches are summed once per step in any case.
       spent: axes that no rule can take any more, see `Scope.spending`.
       turns: rules below all `rules` whose axes are turns of a loop, see `Scope.taking_turns`.
+      unsplit: dims and axes: no rule gives the axis to the dim, see `Scope.taking_turns`.
     """
 
     rules: Sequence[str | Mapping[str, Any]] = ()
@@ -86,6 +87,7 @@ class Layout:
     sum: str = "step"
     spent: frozenset[str] = frozenset()
     turns: tuple[Rule, ...] = ()
+    unsplit: frozenset[tuple[str, str]] = frozenset()
 
     def __post_init__(self):
         if not isinstance(self.name, str):
@@ -199,6 +201,8 @@ class Layout:
         taken: dict[str, Rule] = {}
         for rule in self.at(level):
             if rule.dim not in names or rule.axis in self.spent:
+                continue
+            if (rule.dim, rule.axis) in self.unsplit:
                 continue
             first = taken.setdefault(rule.axis, rule)
             if self.strict and first.dim != rule.dim:

@@ -18,7 +18,8 @@ UNEVEN = ("error", "pad")
 # What a rule may say, the default first; the moves and orders are those of `lowering.moves.table`.
 ATTRIBUTES: dict[str, Any] = {"uneven": UNEVEN, "move": {}, "order": {}}
 DEFAULTS = {"move": "collective", "order": "natural"}
-_OF_PIPELINES = ("microbatches", "rounds")
+SCHEDULES = ("late", "early")
+_OF_PIPELINES = ("microbatches", "rounds", "schedule")
 _RULE = re.compile(r"\s*(\w+\??(?:\s*,\s*\w+\??)*)\s*->\s*(\w+(?:\s*,\s*\w+)*)\s*")
 
 
@@ -34,6 +35,8 @@ class Rule:
       microbatches: of a rule that makes a scan over `dim` a pipeline, the dim that is cut into
         microbatches and how many there are; see `splits.pipeline`.
       rounds: how often each microbatch goes round the stages of that pipeline.
+      schedule: when the backward pass of a microbatch begins: after all forward passes, "late", or
+        as soon as its own has ended, "early".
     """
 
     dim: str
@@ -47,6 +50,7 @@ class Rule:
     order: str = DEFAULTS["order"]
     microbatches: tuple[str, int] | None = None
     rounds: int = 1
+    schedule: str = SCHEDULES[0]
 
     def __str__(self):
         return f"{self.where}: {self.text}"
@@ -102,7 +106,7 @@ def parsed_line(
     cut = _microbatches(where, level, names, how) if how.keys() & set(_OF_PIPELINES) else None
     text = match.string.strip()
     rule = Rule("", "", False, level, where, text, pads, move, order, cut)
-    rule = replace(rule, rounds=how.get("rounds", 1))
+    rule = replace(rule, rounds=how.get("rounds", 1), schedule=how.get("schedule", SCHEDULES[0]))
     return [
         replace(rule, dim=d.rstrip("?"), axis=a, optional=d.endswith("?"))
         for d in dims
@@ -115,11 +119,13 @@ def _microbatches(where: str, level: str, dims: list[str], how: Mapping) -> tupl
 
     Raises:
       MeshDSLError: the table does not say that of one dim, or `rounds` is no number of rounds, or
-        the rule is not one that can be a pipeline.
+        there is no such `schedule`, or the rule is not one that can be a pipeline.
     """
     example = "microbatches = { batch = 16 }"
     if "microbatches" not in how:
-        raise MeshDSLError(f"{where}: rounds are of a pipeline; add {example}")
+        what = "rounds are" if "rounds" in how else "a schedule is"
+        raise MeshDSLError(f"{where}: {what} of a pipeline; add {example}")
+    check_word(where, "schedule", how.get("schedule", SCHEDULES[0]), SCHEDULES)
     table, rounds = how["microbatches"], how.get("rounds", 1)
     whole = lambda n: isinstance(n, int) and not isinstance(n, bool) and n >= 1
     if not isinstance(table, Mapping) or len(table) != 1 or not all(map(whole, table.values())):

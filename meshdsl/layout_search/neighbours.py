@@ -9,6 +9,7 @@ from itertools import pairwise, permutations
 from meshdsl.layout import LEVELS, Layout, Rule, shipped
 from meshdsl.layout_search.axis_names import axis_name
 from meshdsl.layout_search.plan import Plan, plan_of, rule_of
+from meshdsl.rules import SCHEDULES
 
 _BELOW = LEVELS[1:]  # the lists of what is at rest
 _FACTOR = 2  # by which axes grow and shrink
@@ -75,6 +76,9 @@ class Neighbours:
                     yield plan.with_rule(x, replace(x, microbatches=(dim, n)))
                 for n in filter(None, (x.rounds * _FACTOR, x.rounds // _FACTOR)):
                     yield plan.with_rule(x, replace(x, rounds=n))
+                for schedule in SCHEDULES:
+                    if schedule != x.schedule:
+                        yield plan.with_rule(x, replace(x, schedule=schedule))
 
     def _settings(self, plan: Plan) -> Iterator[Plan]:
         """A setting one value further or back, or half of the way to its last value."""

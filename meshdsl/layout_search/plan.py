@@ -21,6 +21,7 @@ _PLAIN = {
     "move": Rule.move,
     "order": Rule.order,
     "rounds": Rule.rounds,
+    "schedule": Rule.schedule,
     "uneven": "error",
 }
 
@@ -105,7 +106,7 @@ def attributes(rule: Rule) -> dict[str, Any]:
     """What a table of a layout file says beside the rule: what is not so by default."""
     cut, uneven = rule.microbatches, "pad" if rule.pads else "error"
     said = {"microbatches": cut and dict([cut]), "move": rule.move, "order": rule.order}
-    said |= {"rounds": rule.rounds, "uneven": uneven}
+    said |= {"rounds": rule.rounds, "schedule": rule.schedule, "uneven": uneven}
     return {key: value for key, value in said.items() if value != _PLAIN[key]}
 
 
@@ -114,7 +115,7 @@ def _lines(rules: Sequence[Rule]) -> list[str | dict[str, Any]]:
     found: list[tuple[list[str], list[str], dict[str, Any]]] = []
     for (axis, how), same in groupby(rules, key=lambda x: (x.axis, attributes(x))):
         dims = [f"{x.dim}{'?' * x.optional}" for x in same]
-        alone = "microbatches" in how or "rounds" in how
+        alone = "microbatches" in how
         for each in [[dim] for dim in dims] if alone else [dims]:
             if found and len(each) == 1 and found[-1][::2] == (each, how):
                 found[-1][1].append(axis)

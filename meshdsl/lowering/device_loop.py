@@ -379,7 +379,7 @@ class DeviceLoop:
         scope, op = self._of_op
         if turns := [axis for axis in axes if axis in scope.turns]:
             rule = next(rule for rule in scope.layout.turns if rule.axis == turns[0])
-            raise needs_all(op.name, str(rule))
+            raise needs_all(op.name, str(rule), self.scope)
 
     def _record(self, operation, axes, size, backward):
         scope, op = self._of_op

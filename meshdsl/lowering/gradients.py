@@ -27,7 +27,7 @@ from jax import lax
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
-from meshdsl.lowering import collectives, repeats, resharding
+from meshdsl.lowering import collectives, early, repeats, resharding
 from meshdsl.lowering import gradient_checks as checks
 from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.parameter_copies import to_differentiate_by
@@ -93,7 +93,8 @@ def value_and_grad(
         else:
             tensors = [_entered(t, scope, compute, reduce) for t in tensors]
             args = _whole_along(args, turns, scope)
-            run, tensors, uses = traced(body, tensors, scope, _element(args, turns, 0), turns)
+            cut = _element(args, turns, 0)
+            run, tensors, uses = traced(body, tensors, scope, cut, turns, loss=True)
             arrays = [t.stored for t in tensors]
             (value, aux), grads = _differentiated(run, arrays, args, turns)
         grads = [
@@ -107,7 +108,13 @@ def value_and_grad(
 
 
 def traced(
-    body: Callable, tensors: Sequence[Tensor], scope: Scope, inputs=(), repeated: Dim | None = None
+    body: Callable,
+    tensors: Sequence[Tensor],
+    scope: Scope,
+    inputs=(),
+    repeated: Dim | None = None,
+    *,
+    loss: bool = False,
 ):
     """`body`, traced once, as a function that JAX differentiates.
 
@@ -115,6 +122,8 @@ def traced(
       body: called with `tensors` and `inputs`; returns a pytree without Tensors.
       inputs: a pytree of Tensors and anything else.
       repeated: a dim over whose elements the function will run, for the record.
+      loss: whether the function is differentiated by its first result alone, a number. Then a scan
+        of it may be an early pipeline, see `early`.
 
     Returns:
       Three things: a function of the arrays of `tensors` and of inputs with the structure of
@@ -130,7 +139,7 @@ def traced(
     while True:
         first = next_op_number()
         try:
-            run, varying, uses = _traced_as(body, tensors, guess, scope, inputs, repeated)
+            run, varying, uses = _traced_as(body, tensors, guess, scope, inputs, repeated, loss)
         except WrongGuess:
             if guess == none:  # the wrong guess is that of an outer `value_and_grad`
                 raise
@@ -146,7 +155,7 @@ def traced(
         guess = uses
 
 
-def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None):
+def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None, loss: bool):
     """As `traced`, with `tensors` made to vary over the axes `guess`.
 
     The third result is the axes that were found, which may be others.
@@ -156,6 +165,7 @@ def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None)
     scope.guesses |= dict(zip(numbers, map(frozenset, guess), strict=True))
     arrays_of_inputs, inputs_of = _taken_apart(carried(inputs))
     result_of = inputs_of  # replaced once `body` has run, and the structure of its result is known
+    rest = early.Rest(scope)
 
     def numbered(arrays) -> list[Tensor]:
         """The tensors with these arrays, each with the number under which its uses are noted."""
@@ -166,14 +176,16 @@ def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None)
         return by_arrays
 
     def of_arrays(arrays, arrays_of_inputs):
-        nonlocal result_of
-        result = body(numbered(arrays), uncarried(inputs_of(arrays_of_inputs)))
-        arrays_of_result, result_of = _taken_apart(result)
+        nonlocal result_of, rest
+        with early.following(scope, loss and not scope.turns) as rest:
+            result = body(numbered(arrays), uncarried(inputs_of(arrays_of_inputs)))
+            arrays_of_result, result_of = _taken_apart(rest.ended(result))
         return arrays_of_result
 
     given = [t.stored for t in varying]
     with scope.recorder.repeated(repeated.name, repeated.size) if repeated else nullcontext():
-        evaluate = repeats.shared(jax.make_jaxpr(of_arrays)(given, arrays_of_inputs))
+        closed = jax.make_jaxpr(of_arrays)(given, arrays_of_inputs)
+    evaluate = early.differentiable(closed, rest.kinds) if rest.axis else repeats.shared(closed)
 
     def run(arrays, inputs=()):
         return result_of(evaluate(*arrays, *_taken_apart(carried(inputs))[0]))
@@ -273,8 +285,12 @@ def _settled(tree):
         scope, level = x.placement.scope, x.placement.level
         scope.note_use(x.placement.origin, ())
         level = "parameters" if level == "gradients" else level
-        x = resharding.plain(resharding.take_sums(x, split=scope.split(x.dims, level), level=level))
-        return x.replace(placement=x.placement._replace(level=level, origin=frozenset()))
+        split, turns = scope.split(x.dims, level), ()
+        if scope.rest is not None and scope.rest.axis:
+            x, split, turns = scope.rest.of_turn(x, split)
+        x = resharding.plain(resharding.take_sums(x, split=split, level=level))
+        placement = x.placement._replace(level=level, pending=turns, origin=frozenset())
+        return x.replace(placement=placement)
 
     placed = lambda x: is_tensor(x) and x.placement is not None
     return jax.tree.map(lambda x: settled(x) if placed(x) else x, tree, is_leaf=is_tensor)

@@ -59,7 +59,7 @@ def apply_op(
     *,
     loop: Dims,
     out: Dims,
-    linear: bool = False,
+    linear: bool | tuple[int, ...] = False,
     like: Tensor | None = None,
     fill: Any = 0,
     choose_splits: Callable | None = None,
@@ -90,7 +90,7 @@ def apply_op_many(
     operands: Sequence[Tensor],
     nest: Nest,
     *,
-    linear: bool = False,
+    linear: bool | tuple[int, ...] = False,
     like: Tensor | None = None,
     fill: Any = 0,
     choose_splits: Callable | None = None,
@@ -103,7 +103,9 @@ def apply_op_many(
         each of the results.
       nest: what the op states of its loop nest.
       linear: the op is linear in its operands taken together. A sum that is pending in all of them
-        may then stay pending in the results.
+        may then stay pending in the results. Or the numbers of the operands in each of which alone
+        it is linear: that lets a sum over turns stay pending, which nothing can take, see
+        `_over_turns`.
       like: for an op without operands, a Tensor of the lowering in which the op is to run.
       fill: what `local` finds in the padding of operands whose dims are split unevenly: one number
         for all operands, or a tuple with a number for each; None where the padding does not matter.
@@ -118,10 +120,16 @@ def apply_op_many(
     )
     if scope is None:
         return _on_one_device(name, local, operands, nest.outs)
+    how = {"linear": linear, "fill": fill, "choose_splits": choose_splits}
+    if scope.rest is not None and scope.rest.is_free(operands, nest.outs):
+        with scope.rest.once():
+            return apply_op_many(name, local, operands, nest, **how)
     if choose_splits is not None and not operands[0].size:  # there is nothing to move
         choose_splits, nest = None, nest._replace(unsplit=nest.loop)
 
     level, pending = _level(operands), _stays_pending(operands, linear)
+    if not pending and scope.turns:
+        operands, pending = _over_turns(operands, linear, scope)
     if not pending:
         operands = [resharding.take_sums(t) if t.pending else t for t in operands]
     chosen = None
@@ -145,15 +153,7 @@ def apply_op_many(
     results = compute(local, at, arrays, op)
     result = place(results, operands, work, scope, op)
     if scope.copies and level != "rules":
-        again = partial(
-            apply_op_many,
-            name,
-            local,
-            nest=nest,
-            linear=linear,
-            fill=fill,
-            choose_splits=choose_splits,
-        )
+        again = partial(apply_op_many, name, local, nest=nest, **how)
         result = _with_copies(result, operands, again)
     return result
 
@@ -308,9 +308,9 @@ def _level(operands: Sequence[Tensor]) -> str:
     return max(levels, key=LEVELS.index)
 
 
-def _stays_pending(operands: Sequence[Tensor], linear: bool) -> tuple[str, ...]:
+def _stays_pending(operands: Sequence[Tensor], linear: bool | tuple[int, ...]) -> tuple[str, ...]:
     """The axes over which all operands are pending sums, if these may stay pending."""
-    if not linear:
+    if linear is not True:
         return ()
     pending = {t.pending for t in operands}
     if len(pending) != 1:
@@ -319,6 +319,35 @@ def _stays_pending(operands: Sequence[Tensor], linear: bool) -> tuple[str, ...]:
     dtypes = {t.dtype for t in operands} if axes else ()
     alike = len(dtypes) <= 1 or all([jnp.issubdtype(d, jnp.inexact) for d in dtypes])
     return axes if alike else ()
+
+
+def _over_turns(
+    operands: Sequence[Tensor], linear: bool | tuple[int, ...], scope: Scope
+) -> tuple[Sequence[Tensor], tuple[str, ...]]:
+    """The operands, after which only a sum over turns of a loop is pending; and its axis, if any.
+
+    No device has the other turns, so this sum cannot be taken within the loop. It passes through an
+    op that is linear in the operands that are such sums. Where the op adds to it what is no such
+    sum, the first turn adds that.
+    """
+    axes = tuple(dict.fromkeys(a for t in operands for a in t.pending if a in scope.turns))
+    sums = [i for i, t in enumerate(operands) if axes and axes[0] in t.pending]
+    passes = linear is True or (linear and len(sums) == 1 and sums[0] in linear)
+    if len(axes) != 1 or not passes:
+        return operands, ()
+    first = scope.turns[axes[0]].number == 0
+    found = []
+    for i, t in enumerate(operands):
+        if t.placement is not None:
+            left = tuple(a for a in t.pending if a not in axes)
+            t = t.replace(placement=t.placement._replace(pending=left))
+            t = resharding.take_sums(
+                t, split=without_axes(scope.split(t.dims, t.placement.level), axes)
+            )
+        if linear is True and i not in sums:
+            t = t.replace(array=jnp.where(first, t.stored, jnp.zeros((), t.stored.dtype)))
+        found.append(t)
+    return found, axes
 
 
 def _begin(name: str, nest: Nest, work: Work, scope: Scope) -> Op:

@@ -62,6 +62,8 @@ def reshard(
     if scope.turns:
         x = at_home(x, scope)
     placement = x.placement or whole_placement(x, scope)
+    # What has been brought home is a copy of which the sums have been taken.
+    pending = tuple([a for a in pending if a in placement.pending])
     then = scope.orders(x.dims, split) if orders is None else orders
     key = (x.dims, placement, split, varies, pending, frozenset(then.items()))
     # A constant may outlive this trace, so the scope does not remember what became of it.
@@ -298,7 +300,7 @@ class Way(NamedTuple):
         for change in leg.changes:
             if turn := scope.turn_of(change.axes):
                 if change.operation != "slice":
-                    raise needs_all(op.name, self.why(change))
+                    raise needs_all(op.name, self.why(change), self.scope)
                 array = turn.slice_of(array, change.dim)
                 continue
             splits_dim = change.operation in ("slice", "psum_scatter", "all_to_all")

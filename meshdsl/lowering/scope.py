@@ -69,6 +69,7 @@ class Scope:
         self._remembered: dict = {}
         self.mapped: tuple[tuple[Dim, tuple[str, ...]], ...] = ()  # see `spending`
         self.turns: Mapping[str, Turn] = {}  # see `taking_turns`
+        self.rest: Any = None  # of a function whose gradient is taken, see `early.Rest`
         self._splits: dict = {}
         self._padded: dict = {}
         self._parts: dict = {}
@@ -234,7 +235,9 @@ class Scope:
             self.layout, self._splits, self.loops, self.mapped = outer
 
     @contextmanager
-    def taking_turns(self, rule: Rule, turn: Turn):
+    def taking_turns(
+        self, rule: Rule, turn: Turn, unsplit: frozenset[tuple[str, str]] = frozenset()
+    ):
         """Inside of the `with`, the dim of `rule` is in turns, of which `turn` is this one.
 
         The devices' parts of the dim are cut into slices, and each turn works on one slice. To the
@@ -244,15 +247,33 @@ class Scope:
 
         Args:
           rule: a rule that gives its dim to this axis, whose name is that of no axis of the mesh.
+          unsplit: dims and axes: by no rule does the axis split the dim, because a slice does not
+            divide over it.
         """
         outer = self.layout, self.sizes, self._splits, self.loops, self.turns
-        self.layout = replace(self.layout, turns=(*self.layout.turns, rule))
+        layout = self.layout
+        self.layout = replace(layout, turns=(*layout.turns, rule), unsplit=layout.unsplit | unsplit)
         self.sizes = {**self.sizes, rule.axis: turn.count}
         self._splits, self.loops = {}, {}
         self.turns = {**self.turns, rule.axis: turn}
         try:
             with self.recorder.in_turns(rule.axis, turn.count):
                 yield
+        finally:
+            self.layout, self.sizes, self._splits, self.loops, self.turns = outer
+
+    @contextmanager
+    def out_of_turns(self, axis: str):
+        """Inside of the `with`, nothing is in the turns of `axis`."""
+        outer = self.layout, self.sizes, self._splits, self.loops, self.turns
+        layout = self.layout
+        turns = tuple(rule for rule in layout.turns if rule.axis != axis)
+        self.layout = replace(layout, turns=turns, unsplit=frozenset())
+        self.sizes = {a: n for a, n in self.sizes.items() if a != axis}
+        self._splits, self.loops = {}, {}
+        self.turns = {a: turn for a, turn in self.turns.items() if a != axis}
+        try:
+            yield
         finally:
             self.layout, self.sizes, self._splits, self.loops, self.turns = outer
 

@@ -29,7 +29,11 @@ from meshdsl.tensor import Tensor
     example=of_x(lambda map, x: map(lambda array: array * array, x)),
 )
 def map(
-    fn: Callable, *operands, name: str | None = None, linear: bool = False, **options
+    fn: Callable,
+    *operands,
+    name: str | None = None,
+    linear: bool | tuple[int, ...] = False,
+    **options,
 ) -> Tensor:
     """Apply a component-wise function of arrays.
 
@@ -39,7 +43,9 @@ def map(
       fn: takes one array for each operand, shaped to broadcast against each other, and `options`.
       operands: Tensors, or numbers. The dims of each are among those of the largest.
       name: what errors and `explain` call the op; by default the function's name.
-      linear: `fn` is linear in all operands taken together, so pending sums may keep waiting.
+      linear: `fn` is linear in all operands taken together, so pending sums may keep waiting. Or
+        the positions of operands in each of which alone it is linear, as a product is: then a sum
+        over the microbatches of a pipeline may keep waiting.
       options: passed on to `fn`.
 
     Returns:
@@ -62,7 +68,12 @@ def map(
 
     # Padding holds ones: a quotient or a logarithm of it is finite, and so is what it adds to the
     # gradient of an operand that lacks the padded dim.
-    fill = None if linear else 1
+    fill = None if linear is True else 1
+    if linear is True:
+        linear = len(tensors) == len(operands)
+    elif linear:
+        at = [i for i, x in enumerate(operands) if not is_number(x)]
+        linear = tuple(at.index(i) for i in linear if i in at)
     return apply_op(
         title,
         local,
@@ -70,7 +81,7 @@ def map(
         loop=out,
         out=out,
         in_order=(),
-        linear=linear and len(tensors) == len(operands),
+        linear=linear,
         fill=fill,
     )
 

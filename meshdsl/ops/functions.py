@@ -48,8 +48,13 @@ KIND = {**dict.fromkeys(_TUNED, "Tuned"), **dict.fromkeys(_BINARY, "Binary"), "w
 A tuned function takes one operand and settings, such as the `decimals` of `round`.
 """
 
-# Functions that are linear in all operands taken together: a pending sum keeps waiting.
-LINEAR = {"add", "subtract", "negative", "positive"}
+# Functions that are linear, as for `map`: in all operands taken together, so that a pending sum
+# keeps waiting, or in each of some operands alone.
+LINEAR = {
+    **dict.fromkeys(("add", "subtract", "negative", "positive"), True),
+    "multiply": (0, 1),
+    "divide": (0,),
+}
 
 
 @jax.custom_jvp
@@ -72,7 +77,7 @@ OURS = {"erf": erf, "gelu": gelu}  # in place of JAX's
 
 def _named(fn: Callable, name: str, module: str) -> Callable:
     """The function of Tensors called `name`, of JAX's `fn`."""
-    linear = name in LINEAR
+    linear = LINEAR.get(name, False)
 
     def function(*operands, **options) -> Tensor:
         return map(fn, *operands, name=name, linear=linear, **options)

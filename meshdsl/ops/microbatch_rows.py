@@ -17,6 +17,7 @@ from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.stages import Stages
 from meshdsl.ops.bodies import each, leaves_of
+from meshdsl.rules import SCHEDULES
 from meshdsl.tensor import is_tensor
 
 
@@ -35,7 +36,8 @@ class Rows:
         assert rule.microbatches is not None
         of_dim, _ = rule.microbatches
         axis = f"{self.count} microbatches"
-        self.cut = replace(rule, dim=of_dim, axis=axis, pads=False, microbatches=None, rounds=1)
+        said = {"pads": False, "microbatches": None, "rounds": 1, "schedule": SCHEDULES[0]}
+        self.cut = replace(rule, dim=of_dim, axis=axis, **said)
 
     def at(self, x) -> int | None:
         """The position of the dim of microbatches in `x`; None if `x` lacks this dim."""

@@ -120,7 +120,8 @@ def schedule_of(axes, rule: Rule, carry, scope: Scope) -> Schedule:
             f"{rule}: a device has {rows} of {batch}, which do not divide into {count} "
             f"microbatches; use {either(legal[-8:])}, or another batch"
         )
-    return Schedule(stages, min(count, rows), rule.rounds)
+    early = rule.schedule == "early" and scope.rest is not None
+    return Schedule(stages, min(count, rows), rule.rounds, early=early)
 
 
 def is_shared(

@@ -130,14 +130,15 @@ class PipelineView:
       dim: whose elements lie on the stages, such as `layers`.
       size: how many elements the dim has.
       axes: the mesh axes over which the stages lie.
-      stages, microbatches, rounds: as in `splits.pipeline.Schedule`.
+      stages, microbatches, rounds, early: as in `splits.pipeline.Schedule`.
       ticks: of one pass of the pipeline, those for which a stage waits among them.
       chunk: how many elements a stage works on at a tick, padding among them.
       loops: the loops around it with their lengths, the outermost first.
       source: the lines of the user's model, the innermost last.
       parameters: bytes at rest of the parameters of all elements that a device has.
       split: whether these are split over the stages; not where the elements do not divide.
-      kept: bytes that a device keeps of the forward pass of all ticks for the backward pass.
+      kept: bytes that a device keeps of the forward pass for the backward pass: of all ticks, or of
+        the items that are under way in an early schedule.
       forward, backward: seconds of all ticks in one step; what is recomputed is in `backward`. None
         without a target.
     """
@@ -158,11 +159,12 @@ class PipelineView:
     kept: int
     forward: float | None = None
     backward: float | None = None
+    early: bool = False
 
     @property
     def schedule(self) -> Schedule:
         """Which stage works on what, when."""
-        return Schedule(self.stages, self.microbatches, self.rounds)
+        return Schedule(self.stages, self.microbatches, self.rounds, early=self.early)
 
     @property
     def count(self) -> int:
@@ -183,7 +185,9 @@ class PipelineView:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as a dict, with the bubble: the share of the ticks, and seconds of a step."""
-        return asdict(self) | {"bubble": self.schedule.bubble, "waiting": self.waiting}
+        schedule = self.schedule
+        early = {"first_back": schedule.first_back, "slots": schedule.slots} if self.early else {}
+        return asdict(self) | early | {"bubble": schedule.bubble, "waiting": self.waiting}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from meshdsl.predict.explanation import OpView, PipelineView, Span, TensorView, 
 from meshdsl.predict.kernels.kernels import Graph, Kernel
 from meshdsl.program.program import Program
 from meshdsl.program.recorder import Op, source_of, tag_in
+from meshdsl.splits.pipeline import Schedule
 
 
 def pipeline_views(
@@ -47,6 +48,9 @@ def timed(
     for one in pipelines:
         tags = {op.tag for op in ops if op.pipeline == one.tag}
         loops = _loops_of_ticks(one, tags, time.spans)
+        if one.early:
+            found.append(_timed_early(one, loops))
+            continue
         forward, backward = 0.0, 0.0
         for span in loops:
             seconds = (span.end - span.start) * span.repeats
@@ -58,16 +62,28 @@ def timed(
     return tuple(found)
 
 
+def _timed_early(one: PipelineView, loops: list[Span]) -> PipelineView:
+    """`one` with the seconds of all ticks, from those of the ticks that go one way alone.
+
+    Without these, where two stages leave one such tick, nothing is known.
+    """
+    if len(loops) != 2:
+        return replace(one, forward=None, backward=None)
+    ticks = one.ticks / one.schedule.first_back
+    forward, backward = (ticks * (loop.end - loop.start) * loop.repeats for loop in loops)
+    return replace(one, forward=forward, backward=backward)
+
+
 def _loops_of_ticks(one: PipelineView, tags: set[str], spans: Sequence[Span]) -> list[Span]:
     """The loops of a timeline whose turns are ticks.
 
     A loop over the layers alone, for what is the same at all ticks, is none of them. A compiler may
-    take a tick out of a loop.
+    take a tick out of a loop. Of an early schedule they are the loops that go one way alone.
 
     Args:
       tags: of the ops in the pipeline.
     """
-    found = []
+    found, length = [], one.schedule.first_back if one.early else one.ticks
     for loop in spans:
         if loop.stream != "loops" or loop.repeats != one.count:
             continue
@@ -79,9 +95,9 @@ def _loops_of_ticks(one: PipelineView, tags: set[str], spans: Sequence[Span]) ->
             and loop.start <= span.start
             and span.end <= loop.end
         ]
-        if turns and min(turns) in (one.ticks - 1, one.ticks):
+        if turns and min(turns) in (length - 1, length):
             found.append(loop)
-    return found
+    return sorted(found, key=lambda loop: loop.start)
 
 
 def _view(op: Op, program: Program, graph: Graph, at_rest: Sequence[TensorView]) -> PipelineView:
@@ -110,27 +126,30 @@ def _view(op: Op, program: Program, graph: Graph, at_rest: Sequence[TensorView])
         source=source_of(op),
         parameters=sum(size for size, _ in held),
         split=all(set(axes) <= set(view.axes) for _, view in held),
-        kept=_kept(graph, schedule.ticks, set(inside)),
+        kept=_kept(graph, schedule, set(inside)),
+        early=schedule.early,
     )
 
 
-def _kept(graph: Graph, ticks: int, tags: set[str]) -> int:
-    """Bytes that the forward loops of ticks write for each tick, for the backward pass to read.
+def _kept(graph: Graph, schedule: Schedule, tags: set[str]) -> int:
+    """Bytes that the forward loops of ticks write, for the backward pass to read.
 
     Args:
       tags: of the ops in the pipeline.
     """
     if not any(phase == "backward" and tag in tags for tag, phase in graph.flops):
         return 0
+    length = schedule.first_back if schedule.early else schedule.ticks
+    count = schedule.slots if schedule.early else length
     return sum(
         buffer.bytes
         for kernel, _ in graph.walk()
         if kernel.loop is not None
-        and kernel.loop.length == ticks
+        and kernel.loop.length == length
         and kernel.phase == "forward"
         and _has_any(kernel.loop.kernels, tags)
         for buffer in kernel.writes
-        if buffer.shape[:1] == (ticks,)
+        if buffer.shape[:1] == (count,)
     )
 
 

@@ -211,6 +211,16 @@ class Recorder:
             self._turns = before
 
     @contextmanager
+    def not_repeated(self):
+        """Ops recorded inside of this `with` run once, outside of the innermost loop."""
+        before = self._loops, self._turns
+        self._loops, self._turns = self._loops[:-1], {}
+        try:
+            yield
+        finally:
+            self._loops, self._turns = before
+
+    @contextmanager
     def repeated(self, what: str, count: int):
         """Ops recorded inside of this `with` run `count` times, in a loop that is called `what`."""
         before, self._loops = self._loops, (*self._loops, (what, count))

@@ -18,6 +18,17 @@ then has those of the d-th M / S microbatches. Where results are *handed out*, t
 each, once it is finished, to stage 0, from which it goes on by one stage a tick. Microbatches take
 their turns in such an order that the last result arrives when the last tick ends: first those of
 stage S - 2, which travel longest, then those of S - 3 and so on, and those of the last stage last.
+
+In an *early* schedule (one forward, one backward, "1F1B"; Narayanan et al., 2019) the backward pass
+of a microbatch begins at the tick at which its forward pass ends. At most of the ticks a stage then
+works on two items: F on one, forward, and B on another, back. What it has to keep for the way back
+is what it got of the microbatches that are under way, however many there are in all:
+
+    tick       0  1  2  3  4
+    stage 0    F0 F1 F2 .  .
+               .  .  B0 B1 B2
+    stage 1    .  F0 F1 F2 .
+               .  B0 B1 B2 .
 """
 
 from __future__ import annotations
@@ -35,12 +46,14 @@ class Schedule(NamedTuple):
       microbatches: how many there are.
       rounds: how often each microbatch goes round the stages.
       hands_out: whether results go to the stages that have their rows outside of the pipeline.
+      early: whether the backward pass of a microbatch begins when its forward pass ends.
     """
 
     stages: int
     microbatches: int
     rounds: int = 1
     hands_out: bool = False
+    early: bool = False
 
     @property
     def items(self) -> int:
@@ -104,6 +117,41 @@ class Schedule(NamedTuple):
         """The item that a microbatch is in a round: the inverse of the two above."""
         group, place = divmod(self._ordered(microbatch), self.stages)
         return (group * self.rounds + in_round) * self.stages + place
+
+    @property
+    def first_back(self) -> int:
+        """The tick at which the first microbatch goes back, in an early schedule."""
+        return self.rounds * self.stages - 1
+
+    @property
+    def _under_way(self) -> int:
+        """How many items a stage may have taken forward and not back yet, in an early schedule."""
+        return 2 * self.rounds * self.stages - 1
+
+    @property
+    def slots(self) -> int:
+        """For how many items a stage has a place for what it keeps, in an early schedule."""
+        return self._under_way if self._under_way <= self.items else self.items + 1
+
+    def slot(self, item) -> Any:
+        """The place for what a stage keeps of an item, which may be none: a free place then."""
+        if self._under_way <= self.items:
+            return item % self._under_way
+        inside = (item >= 0) & (item < self.items)
+        return inside * item + (1 - inside) * self.items
+
+    def back(self, stage, tick) -> Any:
+        """The item with which a stage goes back at a tick, or a number that no item has.
+
+        Within a group of microbatches the last round goes back first.
+
+        Args:
+          stage, tick: may be arrays.
+        """
+        place = tick - self.first_back - (self.stages - 1 - stage)
+        turn = self.rounds * self.stages
+        in_round = self.rounds - 1 - place % turn // self.stages
+        return place // turn * turn + in_round * self.stages + place % self.stages
 
     def at(self, stage: int, tick: int) -> tuple[int, int] | None:
         """Microbatch and round that a stage works on at a tick; None where it waits.

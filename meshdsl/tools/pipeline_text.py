@@ -63,7 +63,8 @@ def kept_words(one: PipelineView) -> str:
     """What is kept for the backward pass; empty where there is none."""
     if not one.kept:
         return ""
-    return f"{byte_words(one.kept)}, {byte_words(one.kept / one.ticks)} of each tick"
+    of, count = ("item under way", one.schedule.slots) if one.early else ("tick", one.ticks)
+    return f"{byte_words(one.kept)}, {byte_words(one.kept / count)} of each {of}"
 
 
 def pipeline_section(pipelines: Sequence[PipelineView], step: float | None) -> list[str]:
@@ -75,6 +76,9 @@ def pipeline_section(pipelines: Sequence[PipelineView], step: float | None) -> l
     lines = []
     for one in pipelines:
         letters = ", with a letter for the round" if one.rounds > 1 else ""
+        back = "the backward pass goes from right to left"
+        if one.early:
+            back = f"the backward pass of microbatch 0 begins at tick {one.schedule.first_back}"
         rows = [
             ("layers", layer_words(one)),
             ("bubble", bubble_words(one, step)),
@@ -86,8 +90,7 @@ def pipeline_section(pipelines: Sequence[PipelineView], step: float | None) -> l
             *([""] if lines else []),
             f"pipeline over {_axes(one)}: {_cut(one)}, {one.source}",
             *columns([row for row in rows if row[1]]),
-            f"  the microbatch on which each stage works{letters}; "
-            "the backward pass goes from right to left",
+            f"  the microbatch on which each stage works{letters}; {back}",
             *_drawn(one.schedule),
         ]
     return lines
@@ -101,7 +104,8 @@ def _cut(one: PipelineView) -> str:
     """Into what the work is cut: `4 stages, 16 microbatches, 2 rounds`."""
     rounds = f", {one.rounds} rounds" if one.rounds > 1 else ""
     times = f", run {one.count} times a step" if one.count > 1 else ""
-    return f"{one.stages} stages, {one.microbatches} microbatches{rounds}{times}"
+    early = ", early" if one.early else ""
+    return f"{one.stages} stages, {one.microbatches} microbatches{rounds}{early}{times}"
 
 
 def _drawn(schedule: Schedule) -> list[str]:

@@ -21,9 +21,10 @@ BESIDE = {
 }
 
 
-def layout(stages: int, rounds: int, beside: str, model: int = 1) -> md.Layout:
+def layout(stages: int, rounds: int, beside: str, model: int, schedule: str) -> md.Layout:
     """Of 8 devices: stages, tensor and sequence parallel in each, `beside` over what is left."""
     layers = {"rule": "layers -> stage", "microbatches": {"batch": stages}, "rounds": rounds}
+    layers["schedule"] = schedule
     return md.Layout(
         [
             {**layers, "uneven": "pad"},
@@ -58,17 +59,18 @@ CASES = [
 
 
 @pytest.mark.slow  # tests/ops/test_pipeline.py has the same op by default
+@pytest.mark.parametrize("schedule", ["late", "early"])
 @pytest.mark.parametrize("style, layers, stages, rounds, beside, model, accumulate", CASES)
 def test_loss_and_every_gradient_equal_one_device(
-    style, layers, stages, rounds, beside, model, accumulate
+    style, layers, stages, rounds, beside, model, accumulate, schedule
 ):
     args, fn, ((value, aux), grads) = one_device(style, layers, accumulate)
-    lowered = md.lower(fn, layout(stages, rounds, beside, model))
+    lowered = md.lower(fn, layout(stages, rounds, beside, model, schedule))
     traced, program = lowered.trace_program(*args)
     (got, got_aux), got_grads = traced.lower().compile()(*args)
     np.testing.assert_allclose(got.array, value.array, rtol=1e-6)
     for name, expected in aux.items():
         np.testing.assert_allclose(got_aux[name].array, expected.array, rtol=1e-6)
     common.assert_same_gradients(got_grads, grads)
-    (schedule,) = {op.schedule for op in program.ops if op.schedule}
-    assert (schedule.stages, schedule.rounds) == (stages, rounds)
+    (one,) = {op.schedule for op in program.ops if op.schedule}
+    assert (one.stages, one.rounds, one.early) == (stages, rounds, schedule == "early")

@@ -6,7 +6,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering.carried import carried, uncarried
-from meshdsl.ops import pipeline
+from meshdsl.ops import pipeline_loop
 from meshdsl.splits.pipeline import Schedule
 from tests.helpers import assert_same, data, dims, layout, only, weight, with_gradients
 
@@ -147,6 +147,19 @@ def test_what_a_body_closes_over_is_brought_home_once():
     assert [(program.op_of(c).name, c.count) for c in found] == [("pipeline", 1)]
 
 
+def test_a_sum_over_stages_that_a_body_closes_over_is_taken_once():
+    """Outside of the pipeline another dim has the axis of the stages, and leaves the sum."""
+    n, b, l, d = dims(layers=4, batch=8, length=4, d=8)
+
+    def run(w, x, per_row):
+        rows = md.mean(per_row, l)
+        layer = lambda x, w: (x + md.tanh(x * w) * md.sin(rows), ())
+        return md.scan(layer, x, w, dim=n)[0]
+
+    rules = stages("length -> stage", mesh={"stage": 2, "data": 2})
+    assert_same(run, weight(n, d), data(b, d), data(b, l, seed=3), layout=rules)
+
+
 def test_gathers_of_each_layer_stay_within_the_ticks():
     run, args = net(4)
     rules = stages(*SHARED, mesh={"stage": 2, "data": 2}, parameters=["d -> data"])
@@ -177,16 +190,16 @@ def test_what_waits_spoils_nothing(monkeypatch):
     run, args = net(4)
     rules = stages(*SHARED, mesh={"stage": 4, "data": 2})
     expected = md.lower(with_gradients(run, args), rules).program(*args)
-    chunk = pipeline._Pipe._chunk
+    chunk = pipeline_loop.Pipe._chunk
 
     def spoilt(self, given, xs, in_round, number):
         made, ys = chunk(self, given, xs, in_round, number)
         item = number - self.stages.number
         real = (item >= 0) & (item < self.stages.schedule.items)
         nothing = jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), carried((made, ys)))
-        return pipeline.choose(real, (made, ys), uncarried(nothing))
+        return pipeline_loop.choose(real, (made, ys), uncarried(nothing))
 
-    monkeypatch.setattr(pipeline._Pipe, "_chunk", spoilt)
+    monkeypatch.setattr(pipeline_loop.Pipe, "_chunk", spoilt)
     program, _ = assert_same(run, *args, layout=rules)
     assert len(program.ops) == len(expected.ops)
 

@@ -104,12 +104,19 @@ def at_home(x: Tensor, scope) -> Tensor:
     return x
 
 
-def needs_all(name: str, rule: str) -> MeshDSLError:
+def needs_all(name: str, rule: str, scope) -> MeshDSLError:
     """The error of an op that asks for the elements of other turns of a loop."""
+    asked = f"{name}: this needs all of a dim that is cut into microbatches ("
+    if scope.rest is not None and scope.rest.axis:
+        cut = next(r for r in scope.layout.turns if r.axis == scope.rest.axis)
+        return MeshDSLError(
+            f'{asked}{cut}), and with schedule = "early" each microbatch goes back before the '
+            "others have come: its loss is one term of a sum over all microbatches. Leave the "
+            "schedule out"
+        )
     return MeshDSLError(
-        f"{name}: this needs all of a dim that is cut into microbatches ({rule}), and inside of "
-        "the pipeline only one of them is there at a time; compute it outside of the scan, or let "
-        "the body return each layer's sum as a result"
+        f"{asked}{rule}), and inside of the pipeline only one of them is there at a time; compute "
+        "it outside of the scan, or let the body return each layer's sum as a result"
     )
 
 
@@ -137,7 +144,7 @@ def follow(name: str, x: Tensor, groups: Sequence[Group]) -> None:
             outer = (*(axis for d in before for axis in split[d]), *home)
             found = _in_turns(place, outer, turn, group.new, scope)
             if found is None:
-                raise needs_all(name, str(scope.rule((dim,), "rules", axis)))
+                raise needs_all(name, str(scope.rule((dim,), "rules", axis)), scope)
             scope.also_in_turns(axis, *found)
 
 

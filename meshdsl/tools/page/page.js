@@ -839,8 +839,9 @@ function pipeline(one, step) {
       `${one.backward ? `, ${time(one.backward / ticks)} backward` : ""}`],
     ["parameters at rest", one.split ? `${size(one.parameters)} of its stage`
       : `${size(one.parameters)} of all ${one.size} ${one.dim}: ${undivided}`],
-    ["kept for the backward pass",
-      one.kept > 0 && `${size(one.kept)}, ${size(one.kept / one.ticks)} of each tick`],
+    ["kept for the backward pass", one.kept > 0 && `${size(one.kept)}, ` + (one.early
+      ? `${size(one.kept / one.slots)} of each item under way`
+      : `${size(one.kept / one.ticks)} of each tick`)],
     ["from", tag("span.source", one.source)],
   ]));
 }
@@ -848,16 +849,20 @@ function pipeline(one, step) {
 // The schedule of all stages in the passes, to scale where times are known, and a key to it.
 function schedule(one) {
   const { wide, label, row, top, tick: [least, widest] } = PIPELINE;
-  const backward = one.backward === null || one.backward > 0;
+  const backward = one.early || one.backward === null || one.backward > 0;
   const ratio = one.forward && one.backward ? one.backward / one.forward : 2;
-  const tick = clamp(wide / (one.ticks * (1 + ratio * backward)), least, widest);
+  const all = one.early ? one.ticks + one.first_back : one.ticks * (1 + ratio * backward);
+  const tick = clamp(wide / all, least, widest);
   const stages = range(Math.min(one.stages, STAGES));
   const passes = [["forward", tick, label, one.forward]];
-  if (backward) passes.push(["backward", tick * ratio, label + one.ticks * tick + 8, one.backward]);
+  if (one.early) passes.push(["back", tick, label + one.first_back * tick, one.backward]);
+  else if (backward) {
+    passes.push(["backward", tick * ratio, label + one.ticks * tick + 8, one.backward]);
+  }
   const [, last, start] = passes.at(-1), id = `waits-${one.tag}`;
   const hatch = tile(id, "", tag("path.stroke", { d: "M-2 2 2-2M0 8 8 0M6 10 10 6" }));
   const drawn = passes.map(([name, width, x, seconds]) =>
-    [tag("text.pass", { x, y: 14 }, name + (seconds === null ? "" : `, ${time(seconds)}`)),
+    [tag("text.pass", { x: one.early && x > label ? Math.max(x, label + 160) : x, y: 14 }, name + (seconds === null ? "" : `, ${time(seconds)}`)),
       schedulePass(one, stages, name, width, x, id)]);
   const picture = svg(`schedule of ${one.stages} stages and ${one.microbatches} microbatches`,
     start + one.ticks * last + 1, top + stages.length * row, { class: "schedule" },
@@ -867,30 +872,35 @@ function schedule(one) {
   const key = ["A colour and a number are a microbatch",
     one.rounds > 1 && ", paler in later rounds",
     "; hatched, the stage waits: it works on what is dropped.",
-    one.forward === null && " A tick of the backward pass is drawn twice as wide as one forward.",
+    one.early ? " Above what goes forward, below what goes back at the same tick."
+      : one.forward === null && " A tick of the backward pass is drawn twice as wide as one forward.",
     one.stages > STAGES && ` The first ${STAGES} of ${one.stages} stages are drawn.`];
   return tag("div", scroll("the schedule of the pipeline", picture), tag("p.said", key));
 }
 
 // Microbatch and round that a stage works on at a tick, as in `meshdsl/splits/pipeline.py`; null
-// where it waits.
-function workAt({ stages, microbatches, rounds, ticks }, stage, tick) {
-  const item = tick - stage, turn = rounds * stages;
+// where it waits. In an early schedule `back` counts the ticks from the one at which the first
+// microbatch goes back, and the last round goes back first.
+function workAt({ stages, microbatches, rounds, ticks }, stage, tick, back) {
+  const item = tick - (back ? stages - 1 - stage : stage), turn = rounds * stages;
   const microbatch = Math.floor(item / turn) * stages + (item % stages);
   if (item < 0 || item >= ticks - stages + 1 || microbatch >= microbatches) return null;
-  return [microbatch, Math.floor((item % turn) / stages)];
+  const round = Math.floor((item % turn) / stages);
+  return [microbatch, back ? rounds - 1 - round : round];
 }
 
 // All ticks of a pass: what waits is hatched, and each microbatch of a round is one path. The
 // backward pass mirrors the forward pass: what ran last is differentiated first.
 function schedulePass(one, stages, name, width, start, hatch) {
-  const { row, top, tick: [least], numbered } = PIPELINE;
+  const { row, top, tick: [least], numbered } = PIPELINE, back = name === "back";
+  const high = one.early ? (row - 3) / 2 : row - 3, low = back ? high : 0;
   const all = stages.flatMap((stage) => range(one.ticks).map((tick) => {
-    const place = name === "forward" ? tick : one.ticks - 1 - tick;
-    return { on: workAt(one, stage, tick), x: start + place * width, y: top + stage * row };
+    const place = name === "backward" ? one.ticks - 1 - tick : tick;
+    const on = workAt(one, stage, tick, back);
+    return { on, x: start + place * width, y: top + stage * row + low };
   }));
   const boxes = (some, w) => some.map(({ x, y }) =>
-    `M${short(x)} ${short(y)}h${short(w)}v${row - 3}h-${short(w)}z`).join("");
+    `M${short(x)} ${short(y)}h${short(w)}v${high}h-${short(w)}z`).join("");
   return [...groups(all, ({ on }) => on && on.join(" "))].map(([key, some]) => {
     if (key === null) {
       return tag("path", { d: boxes(some, width), fill: `url(#${hatch})` },
@@ -902,7 +912,8 @@ function schedulePass(one, stages, name, width, start, hatch) {
     const style = { "--h": String((360 * microbatch) / one.microbatches), "--o": pale.toFixed(2) };
     const d = boxes(some, width - (width > 2 * least ? 1 : 0));
     return [tag("path.work", { d, style }, tag("title", said)), width >= numbered &&
-      some.map(({ x, y }) => tag("text.number", { x: x + width / 2, y: y + 15.5 }, microbatch))];
+      some.map(({ x, y }) =>
+        tag("text.number", { x: x + width / 2, y: y + high / 2 + 4 }, microbatch))];
   });
 }
 
