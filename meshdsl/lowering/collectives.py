@@ -39,6 +39,12 @@ def vary(x, axes) -> Any:
     return lax.pcast(x if x.size else lax.stop_gradient(x), missing, to="varying")
 
 
+def zeros_of(type_, shape=None) -> jax.Array:
+    """Zeros of the type of an array, also of another shape."""
+    shape = type_.shape if shape is None else shape
+    return vary(jnp.zeros(shape, type_.dtype), type_.manual_axis_type.varying)
+
+
 def varying_in(tree) -> frozenset[str]:
     """The axes over which the type of any array of a tree varies."""
     return frozenset().union(*map(varying, jax.tree.leaves(tree)))

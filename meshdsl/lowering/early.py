@@ -32,7 +32,7 @@ from meshdsl.lowering.carried import Carried
 from meshdsl.lowering.early_ticks import Kind, Ticks
 from meshdsl.lowering.moves.turns import Turn
 from meshdsl.lowering.scope import Scope
-from meshdsl.program.jaxpr import body_of
+from meshdsl.program.jaxpr import body_of, cut_from, variables_of
 from meshdsl.rules import Rule
 from meshdsl.splits.changes import Split
 from meshdsl.tensor import Tensor
@@ -173,14 +173,14 @@ def differentiable(closed: Any, kinds: Sequence[Kind]) -> Callable:
     scan, parts = jaxpr.eqns[place], jaxpr.eqns[place].params["parts"]
     once, later, made = list(jaxpr.eqns[:place]), [], set(scan.outvars)
     for e in jaxpr.eqns[place + 1 :]:
-        depends = not made.isdisjoint(_variables(e.invars))
+        depends = not made.isdisjoint(variables_of(e.invars))
         (later if depends else once).append(e)
         made.update(e.outvars if depends else ())
     free = _free(later, jaxpr.outvars, scan.outvars)
-    needed = list(dict.fromkeys([*_variables(scan.invars), *free]))
+    needed = list(dict.fromkeys([*variables_of(scan.invars), *free]))
     taken = [*jaxpr.constvars, *jaxpr.invars]
-    before = repeats.shared(_cut(jaxpr, taken, once, needed))
-    rest = _cut(jaxpr, [*scan.outvars, *free], later, jaxpr.outvars)
+    before = repeats.shared(cut_from(jaxpr, taken, once, needed))
+    rest = cut_from(jaxpr, [*scan.outvars, *free], later, jaxpr.outvars)
     ticks = Ticks(parts, rest, kinds, len(scan.invars))
 
     def run(*args):
@@ -191,20 +191,10 @@ def differentiable(closed: Any, kinds: Sequence[Kind]) -> Callable:
     return run
 
 
-def _variables(atoms) -> list:
-    return [v for v in atoms if not isinstance(v, jex.Literal)]
-
-
 def _free(equations, results, known) -> list:
     """The variables that equations, and the results after them, take from before; not the known."""
     defined, found = set(known), {}
     for e in equations:
-        found |= dict.fromkeys(v for v in _variables(e.invars) if v not in defined)
+        found |= dict.fromkeys(v for v in variables_of(e.invars) if v not in defined)
         defined.update(e.outvars)
-    return list(found | dict.fromkeys(v for v in _variables(results) if v not in defined))
-
-
-def _cut(jaxpr, arguments, equations, results) -> Any:
-    """Some equations of a jaxpr as a closed jaxpr."""
-    cut = {"constvars": [], "invars": list(arguments), "outvars": list(results)}
-    return jex.ClosedJaxpr(jaxpr.replace(**cut, eqns=list(equations)), [])
+    return list(found | dict.fromkeys(v for v in variables_of(results) if v not in defined))

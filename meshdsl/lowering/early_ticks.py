@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from meshdsl.lowering import collectives
+from meshdsl.lowering.collectives import zeros_of
 from meshdsl.lowering.linearized import Linearized, cotangents_of, floats, is_float
 from meshdsl.splits.pipeline import Schedule
 
@@ -149,7 +149,7 @@ class _Run:
             self._forward_element, self._back_element, kept = both.forward, both.back, both.kept
         else:
             self._forward_element = lambda *given: (self._element(*given), [])
-        each = lambda x: _zeros(x, (slots, self._parts.chunk, *x.shape))
+        each = lambda x: zeros_of(x, (slots, self._parts.chunk, *x.shape))
         results = [each(x) for x in self._parts.element.out_avals[len(here) :]]
         return {
             "rows": rows,  # of the carry; on their way back, their cotangents
@@ -274,7 +274,7 @@ class _Run:
 
         def skip(given):
             none = lambda xs: [jnp.zeros_like(x) for x in floats(xs)] if self._wanted else []
-            return [*map(_zeros, self._rest_of.out_avals)], none(self._others.chosen), none(given)
+            return [*map(zeros_of, self._rest_of.out_avals)], none(self._others.chosen), none(given)
 
         results, by_others, by_given = (
             run(given) if schedule.rounds == 1 else lax.cond(ends, run, skip, given)
@@ -402,12 +402,6 @@ class _Group:
         add = lambda total, x: total + x if at is None else total.at[at].add(x)
         found = {i: add(gradients[i], x) for i, x in zip(self.wanted, more, strict=True)}
         return gradients | found
-
-
-def _zeros(type_, shape=None) -> jax.Array:
-    """Zeros of the type of an array, also of another shape."""
-    shape = type_.shape if shape is None else shape
-    return collectives.vary(jnp.zeros(shape, type_.dtype), type_.manual_axis_type.varying)
 
 
 def _put(array, new, *at) -> jax.Array:

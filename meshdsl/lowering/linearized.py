@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
-from meshdsl.program.jaxpr import body_of
+from meshdsl.program.jaxpr import body_of, cut_from, variables_of
 
 
 class Linearized:
@@ -52,10 +52,9 @@ class Linearized:
         self._consts = closed.consts
         moving = _depending(jaxpr, jaxpr.invars[count:])
         results, residuals = jaxpr.outvars[: len(self._outs)], jaxpr.outvars[len(self._outs) :]
-        kept = list(dict.fromkeys(v for v in residuals if _is_in(v, moving)))
-        free = list(
-            dict.fromkeys(v for v in residuals if not _is_in(v, moving) and _is_variable(v))
-        )
+        variables = dict.fromkeys(variables_of(residuals))
+        kept = [v for v in variables if v in moving]
+        free = [v for v in variables if v not in moving]
         taken = [*jaxpr.constvars, *jaxpr.invars]
         effects = frozenset(id(e) for e in jaxpr.eqns if e.effects)
         self._forward = _part(jaxpr, taken, [*results, *kept], effects)
@@ -77,7 +76,8 @@ class Linearized:
         found = dict(zip(self._kept, kept, strict=True))
         again = self._again(*self._consts, *wanted, *fixed)
         found |= dict(zip(self._free, again, strict=True))
-        read = lambda v: found[v] if _is_variable(v) else jnp.asarray(v.val, v.aval.dtype)
+        literal = lambda v: jnp.asarray(v.val, v.aval.dtype)
+        read = lambda v: literal(v) if isinstance(v, jex.Literal) else found[v]
         pull = jax.tree.unflatten(self._structure, [read(v) for v in self._residuals])
         by_wanted, by_data = pull(cotangents_of(self._outs, cotangents))
         return by_wanted, floats(by_data)
@@ -99,29 +99,23 @@ def cotangents_of(out, given: list) -> list:
     return [next(each) if is_float(x) else none(x) for x in out]
 
 
-def _is_variable(atom) -> bool:
-    return not isinstance(atom, jex.Literal)
-
-
-def _is_in(atom, variables: set) -> bool:
-    return _is_variable(atom) and atom in variables
-
-
 def _depending(jaxpr, variables) -> set:
     """All variables of a jaxpr that depend on some of them."""
     found = set(variables)
     for e in jaxpr.eqns:
-        if any(_is_in(v, found) for v in e.invars):
+        if not found.isdisjoint(variables_of(e.invars)):
             found.update(e.outvars)
     return found
 
 
 def _part(jaxpr, arguments: list, results: list, others=frozenset()) -> Callable:
-    """The equations of a jaxpr that some results need, and those with the ids `others`."""
-    needed, equations = {v for v in results if _is_variable(v)}, []
+    """The equations of a jaxpr that some results need, and those with the ids `others`.
+
+    It is a function of arrays.
+    """
+    needed, equations = set(variables_of(results)), []
     for e in reversed(jaxpr.eqns):
         if id(e) in others or not needed.isdisjoint(e.outvars):
-            needed.update(v for v in e.invars if _is_variable(v))
+            needed.update(variables_of(e.invars))
             equations.append(e)
-    cut = {"constvars": [], "invars": arguments, "outvars": results}
-    return jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr.replace(**cut, eqns=equations[::-1]), []))
+    return jex.jaxpr_as_fun(cut_from(jaxpr, arguments, equations[::-1], results))

@@ -22,7 +22,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from meshdsl.lowering.equation_keys import do_the_same, keys_of
-from meshdsl.program.jaxpr import body_of
+from meshdsl.program.jaxpr import body_of, cut_from, variables_of
 from meshdsl.program.recorder import later
 
 _LEAST = 8  # fewer equations are not worth a function of their own
@@ -76,9 +76,9 @@ class _Steps:
         self._counts = np.asarray([k.count for k in self._keys])
         self._last: dict[Any, int] = {}  # the last equation that uses a variable
         for i, e in enumerate(self._equations):
-            self._last.update((v, i) for v in e.invars if not isinstance(v, jex.Literal))
+            self._last.update((v, i) for v in variables_of(e.invars))
         count = len(self._equations)
-        self._last.update((v, count) for v in jaxpr.outvars if not isinstance(v, jex.Literal))
+        self._last.update((v, count) for v in variables_of(jaxpr.outvars))
 
     def all(self) -> Iterator[_Step]:
         """The steps in order. Equations between two copies are one step."""
@@ -97,18 +97,14 @@ class _Steps:
 
     def _cut(self, start: int, end: int, ins: list, outs: list) -> Any:
         """The equations from `start` to `end` as a closed jaxpr."""
-        cut = {"constvars": [], "invars": ins, "outvars": outs}
-        equations = self._equations[start:end]
-        return jex.ClosedJaxpr(self._jaxpr.replace(**cut, eqns=equations), [])
+        return cut_from(self._jaxpr, ins, self._equations[start:end], outs)
 
     def _ins(self, start: int, end: int) -> list:
         """The variables that the equations from `start` to `end` use and do not define."""
         defined: set = set()
         taken: dict = {}
         for e in self._equations[start:end]:
-            for v in e.invars:
-                if not isinstance(v, jex.Literal) and v not in defined:
-                    taken[v] = None
+            taken |= dict.fromkeys(v for v in variables_of(e.invars) if v not in defined)
             defined.update(e.outvars)
         return list(taken)
 

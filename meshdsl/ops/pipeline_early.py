@@ -12,14 +12,15 @@ import jax
 import jax.numpy as jnp
 
 from meshdsl.dims import distinct
-from meshdsl.lowering import collectives
 from meshdsl.lowering.carried import carried, uncarried
+from meshdsl.lowering.collectives import zeros_of
 from meshdsl.lowering.early import SCAN
 from meshdsl.lowering.early_ticks import Parts
 from meshdsl.lowering.moves.turns import Closures, Turn
 from meshdsl.ops.bodies import each, leaves_of
 from meshdsl.ops.microbatch_rows import dims_of
 from meshdsl.ops.pipeline_loop import Abandoned, Pipe
+from meshdsl.program.jaxpr import body_of, cut_from
 from meshdsl.tensor import Tensor, is_tensor
 
 
@@ -69,9 +70,9 @@ class EarlyPipe(Pipe):
 
         with scope.recorder.repeated("ticks", schedule.ticks):
             enters = jax.make_jaxpr(enter)(*rows, number)
-            given = [_like(x, x.shape) for x in enters.out_avals]
+            given = [zeros_of(x) for x in enters.out_avals]
             with scope.recorder.repeated(stages.dim.name, stages.chunk):
-                slices = [_like(jax.typeof(x), x.shape[1:]) for x in own]
+                slices = [zeros_of(jax.typeof(x), x.shape[1:]) for x in own]
                 runs = jax.make_jaxpr(element)(*slices, *given, number, number)
             hands = jax.make_jaxpr(hand)(*given)
         leaves, count = leaves_of(carry), len(given)
@@ -128,13 +129,7 @@ class EarlyPipe(Pipe):
         rest.begins(cut, turn, frozenset((cut.dim, axis) for axis in free))
 
 
-def _like(type_, shape) -> jax.Array:
-    """An array of this shape, of a type otherwise, from which a function is traced."""
-    return collectives.vary(jnp.zeros(shape, type_.dtype), type_.manual_axis_type.varying)
-
-
 def _without_constants(closed):
     """A closed jaxpr of which the constants are the first arguments."""
-    jaxpr = closed.jaxpr
-    taken = [*jaxpr.constvars, *jaxpr.invars]
-    return type(closed)(jaxpr.replace(constvars=[], invars=taken), [])
+    jaxpr = body_of(closed)
+    return cut_from(jaxpr, [*jaxpr.constvars, *jaxpr.invars], jaxpr.eqns, jaxpr.outvars)

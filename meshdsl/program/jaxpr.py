@@ -9,8 +9,10 @@ branches are listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from jax.extend import core as jex
 
 from meshdsl.program.collective import Collective, crossed, live_axes
 
@@ -101,3 +103,19 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 def body_of(jaxpr: Any) -> Any:
     """The open jaxpr in a parameter of an equation, which is a closed one before JAX 0.12."""
     return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def variables_of(atoms: Iterable[Any]) -> list[Any]:
+    """Those of the operands of an equation, or of the results of a jaxpr, that are no literals."""
+    return [v for v in atoms if not isinstance(v, jex.Literal)]
+
+
+def cut_from(jaxpr: Any, arguments: Iterable, equations: Iterable, results: Iterable) -> Any:
+    """Some equations of a jaxpr as a closed one without constants.
+
+    Args:
+      arguments: the variables that it takes; all that the equations use and do not define.
+      results: what it returns.
+    """
+    cut = {"constvars": [], "invars": list(arguments), "outvars": list(results)}
+    return jex.ClosedJaxpr(jaxpr.replace(**cut, eqns=list(equations)), [])
