@@ -20,6 +20,7 @@ from meshdsl.train.config import Config, memory_bytes
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.settings import override
 from meshdsl_cli import main
+from tests.train.common import TINY
 
 GIB = 2**30
 LAYOUT = Layout(["batch -> data"], mesh={"data": 8}, name="layout data")
@@ -273,6 +274,18 @@ def test_the_folder_of_a_run_keeps_what_was_written_and_says_what_was_chosen(tmp
     stored = folder.stored_config()
     assert (stored.model.remat, stored.model.loss_chunk, stored.memory) == (AUTO, AUTO, "2GiB")
     assert replace(stored, data=config.data) == config
+
+
+def test_a_step_that_the_compiler_finds_too_large_is_one_error(capsys, monkeypatch, tmp_path, text):
+    def refuse(*_):
+        raise RuntimeError("required for HLO temporaries (20.00G) exceeds available HBM (15.75G)")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
+    words = ["--out", str(tmp_path / "run"), "--data", text, "--layout", "fsdp"]
+    assert main(["train", *words, *TINY, "model.remat=dots", "--steps", "2"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the step does not fit: 20.00 GiB of the 15.75 GiB that a device has" in said
+    assert "`model.remat=full` keeps the least" in said and said.endswith("; more devices")
 
 
 @pytest.mark.slow
