@@ -160,13 +160,10 @@ def choose_here(config: Config, layout: Layout, mesh: Mesh) -> Choice:
         target = target_at_hand(devices)
     except MeshDSLError:
         target = None  # no chip of the hardware table, or a part of a machine
-    chip, limit = (
-        chip_of(devices[0]),
-        (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"),
-    )
+    chip, stats = chip_of(devices[0]), jax.local_devices()[0].memory_stats() or {}
     # Of a GPU JAX takes a part for all that it will allocate, three quarters unless told otherwise.
     whole = chip.hbm if chip and chip.kind != "gpu" else None
-    return choose(config, layout, dict(mesh.shape), target, whole or limit)
+    return choose(config, layout, dict(mesh.shape), target, whole or stats.get("bytes_limit"))
 
 
 def _estimated(
@@ -193,8 +190,9 @@ def _estimated(
 
     alone: list[dict[Any, _Candidate]] = []
     for place, values in enumerate(tries):
-        each = {value: (*first[:place], value, *first[place + 1 :]) for value in values}
-        alone.append({value: found[all] for value, all in each.items() if added(all)})
+        others = first[:place], first[place + 1 :]
+        each = {value: (*others[0], value, *others[1]) for value in values}
+        alone.append({value: found[key] for value, key in each.items() if added(key)})
 
     def expected(figure: str) -> dict[Values, float]:
         base = getattr(found[first], figure)
