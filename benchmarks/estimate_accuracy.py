@@ -25,7 +25,7 @@ from meshdsl.predict.compiler.out_of_memory import parse_oom
 from meshdsl.predict.compiler.replay import replay
 from meshdsl.predict.compiler.topology import compile_only, target_devices
 from meshdsl.tools.analysis import Analysis
-from meshdsl.train.auto_remat import choose_remat
+from meshdsl.train.auto_settings import choose
 from meshdsl.train.config import Config
 from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
@@ -40,8 +40,8 @@ GIB = 2**30
 class Case:
     """A training step of a published model on a target; `batch` is sequences of `length` tokens.
 
-    Where `remat` is "auto", `memory` is its budget, such as "32GiB". `loss_chunk` is the setting of
-    the model.
+    `remat` and `loss_chunk` are the settings of the model. Where they are "auto", `memory` is their
+    budget, such as "32GiB".
     """
 
     model: str
@@ -52,7 +52,7 @@ class Case:
     length: int
     remat: str = "full"
     memory: str = "80%"
-    loss_chunk: int = 0
+    loss_chunk: int | str = 0
 
     def __str__(self):
         mesh = ", ".join(f"{axis}={n}" for axis, n in self.mesh.items())
@@ -64,11 +64,11 @@ class Case:
     def analysis(self, layout: Layout | None = None, target: Target | None = None) -> Analysis:
         """What `explain` and compiling start from, under another layout and target if given."""
         sizes = {"batch": self.batch, "model.length": self.length}
-        sizes["model.loss_chunk"] = self.loss_chunk
-        kept = {"model.remat": self.remat, "memory": self.memory}
+        kept = {"model.loss_chunk": self.loss_chunk}
+        kept |= {"model.remat": self.remat, "memory": self.memory}
         config = override(Config(), **model_values(self.model) | sizes | kept)
         layout, target = layout or find_layout(self.layout), target or find_target(self.target)
-        chosen = choose_remat(config, layout, self.mesh, target)
+        chosen = choose(config, layout, self.mesh, target)
         return training_analysis(str(self), chosen.config, layout, self.mesh, target, chosen)
 
 

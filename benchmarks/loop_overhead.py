@@ -38,6 +38,7 @@ from meshdsl.train.folder import RunFolder
 from meshdsl.train.interrupt import Stopping
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
+from meshdsl.train.startup import Startup
 from meshdsl.train.step import State
 from meshdsl.train.stored_layout import find_layout
 from meshdsl.train.training_loop import TrainingLoop
@@ -106,6 +107,7 @@ class Loops:
                     checkpoints,
                     self.batches,
                     {},
+                    Startup(),
                 )
                 self.state, done, _ = run.train_steps(counted, self.state, 0, Stopping())
             records = list(read_metrics(folder.metrics))

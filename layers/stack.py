@@ -10,13 +10,14 @@ from flax import struct
 from flax.struct import PyTreeNode
 
 import meshdsl as md
+from meshdsl.fields import AUTO
 from meshdsl.ops.checkpoint import POLICIES
 from meshdsl.ops.scan import scan_as
 
 CARRY = "activations"  # the save point of what each layer gets
 # What `remat` may be, from what keeps the least for the backward pass to what keeps the most; and
 # "auto", which the commands replace by one of the others, because they know the machine.
-REMATS = (*POLICIES, "none", "auto")
+REMATS = (*POLICIES, "none", AUTO)
 
 
 def recomputed(
@@ -37,7 +38,7 @@ def recomputed(
         would wait than what it names.
     """
     if remat != "none":
-        policy = "full" if remat == "auto" else remat
+        policy = "full" if remat == AUTO else remat
         return md.checkpoint(fn, policy, offload=offload, in_scan=in_scan)
     if offload:
         raise md.MeshDSLError(

@@ -28,6 +28,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+# What a setting of a family is while it is left to the commands, see `tried`.
+AUTO = "auto"
 # How each kind of bound is put into words.
 BOUNDS = {"least": "at least", "above": "more than", "below": "less than"}
 _HOLDS = {"least": operator.ge, "above": operator.gt, "below": operator.lt}
@@ -35,11 +37,22 @@ _ENTRY = re.compile(r"(\w+): (.*)")
 
 
 def bounded(
-    default: Any, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf
+    default: Any,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+    tries: Sequence[float] = (),
 ) -> Any:
-    """A field whose value is at least `least`, more than `above` and less than `below`."""
+    """A field whose value is at least `least`, more than `above` and less than `below`.
+
+    Args:
+      tries: with them the value may also be `AUTO`, see `tried`.
+    """
     given = {"least": least, "above": above, "below": below}
-    metadata = {word: bound for word, bound in given.items() if math.isfinite(bound)}
+    metadata: dict[str, Any] = {k: bound for k, bound in given.items() if math.isfinite(bound)}
+    if tries:
+        metadata["tries"] = tuple(tries)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -69,9 +82,21 @@ class ClassChoice(NamedTuple):
     says: str
 
 
-def crossed(value: float, metadata: Mapping[str, Any]) -> str | None:
+def tried(metadata: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The values that commands try for a field that is `AUTO`; empty where it cannot be that.
+
+    Such a field is a setting of a family of which no value changes a result: it says how much
+    memory or time a step takes. The first value is what `AUTO` means where nobody chooses.
+    """
+    known = metadata.get("known", ())
+    return metadata.get("tries") or tuple(x for x in known if AUTO in known and x != AUTO)
+
+
+def crossed(value: Any, metadata: Mapping[str, Any]) -> str | None:
     """The first bound that `value` does not keep to, as a key of BOUNDS; None if there is none."""
     bounds = {word: metadata[word] for word in BOUNDS if word in metadata}
+    if tried(metadata) and isinstance(value, str):
+        return None if value == AUTO else next(iter(bounds), None)
     return next((word for word, bound in bounds.items() if not _HOLDS[word](value, bound)), None)
 
 
@@ -85,7 +110,8 @@ def legal(metadata: Mapping[str, Any]) -> str:
     if each := metadata.get("each"):
         return f"any of {', '.join(each)}"
     bounds = {word: metadata[word] for word in BOUNDS if word in metadata}
-    return " and ".join(f"{BOUNDS[word]} {_number(bound)}" for word, bound in bounds.items())
+    words = " and ".join(f"{BOUNDS[word]} {_number(bound)}" for word, bound in bounds.items())
+    return f"{words}, or {AUTO}" if tried(metadata) else words
 
 
 def _number(bound: float) -> float:

@@ -19,7 +19,7 @@ from flax import struct
 from flax.struct import PyTreeNode
 
 import meshdsl as md
-from meshdsl.fields import bounded, chosen
+from meshdsl.fields import AUTO, bounded, chosen
 from meshdsl.layers.attention import Attention
 from meshdsl.layers.dropout import Dropout
 from meshdsl.layers.embedding import Embedding
@@ -105,7 +105,7 @@ class Config(md.Family):
     start_token: int = bounded(0, least=0)
     norm_epsilon: float = bounded(1e-6, above=0, below=1)
     dropout: float = bounded(0.0, least=0, below=1)
-    remat: str = chosen("full", REMATS)
+    remat: str = chosen(AUTO, REMATS)
 
     def __post_init__(self):
         super().__post_init__()

@@ -21,7 +21,7 @@ from flax import struct
 from flax.struct import PyTreeNode
 
 import meshdsl as md
-from meshdsl.fields import bounded, chosen
+from meshdsl.fields import AUTO, bounded, chosen
 from meshdsl.layers.attended import Cache, Documents
 from meshdsl.layers.embedding import Embedding
 from meshdsl.layers.experts import Load
@@ -45,13 +45,15 @@ class Config(Architecture):
       z_loss: weight of the squared log-normaliser in the loss (Chowdhery et al., 2022).
       balance_loss: weight of the loss that balances experts, by sequence (Fedus et al., 2021).
       router_z_loss: weight of the squared log-normaliser of routers (Zoph et al., 2022).
-      loss_chunk: the most tokens of a device whose logits are in memory at a time, while the loss
-        is computed; 0: those of all tokens. The backward pass then computes the logits again.
       remat: what is kept of each block for the backward pass, which computes the rest again: its
         input alone (`full`); and what attention gives (`attention`); and queries, keys and values
         (`qkv`); and the products that the feed-forward layer begins with (`hidden`); and all other
         matrix products (`dots`); and all else but what was gathered from other devices
-        (`gathers`); or everything (`none`). `auto`: the fastest of these that fits `memory`.
+        (`gathers`); or everything (`none`). `auto`: what makes the fastest step that fits
+        `memory`.
+      loss_chunk: the most tokens of a device whose logits are in memory at a time, while the loss
+        is computed; 0: those of all tokens. With a number, the backward pass computes the logits
+        again. `auto`: what makes the fastest step that fits `memory`.
 
     The model computes in the dtype of its parameters as they are given; norms, softmax and loss are
     computed in float32.
@@ -68,8 +70,8 @@ class Config(Architecture):
     z_loss: float = bounded(0.0, least=0)
     balance_loss: float = bounded(0.01, least=0)
     router_z_loss: float = bounded(0.0, least=0)
-    loss_chunk: int = bounded(0, least=0)
-    remat: str = chosen("full", REMATS)
+    remat: str = chosen(AUTO, REMATS)
+    loss_chunk: int | str = bounded(AUTO, least=0, tries=(0, 4096, 2048))
 
     def batch(self, rows: md.Dim) -> dict[str, md.Tensor]:
         """`tokens` and `targets` (batch, length; int32)."""
@@ -277,11 +279,11 @@ class Transformer(PyTreeNode):
           x: the result of the last block.
           output: the dtype to which the logits are rounded.
         """
-        if self.config.loss_chunk:
+        chunk = self.config.loss_chunk
+        if isinstance(chunk, int) and chunk > 0:
             x, head = self.norm(x), self.head
             weight = md.cast(self.embedding.table, x.dtype) if head is None else head.weight
             narrower = min(x.dtype, jnp.dtype(output), key=lambda dtype: dtype.itemsize)
-            chunk = self.config.loss_chunk
             cap = self.config.logit_softcap or None
             return md.cross_entropy(x, weight, targets, softcap=cap, chunk=chunk, dtype=narrower)
         logits = md.cast(md.cast(self._logits(x), output), jnp.float32)

@@ -23,7 +23,7 @@ from meshdsl.machine import Target, find_target
 from meshdsl.machine.target import mesh_on
 from meshdsl.mesh import abstract_mesh, axis_sizes
 from meshdsl.tools.analysis import Analysis
-from meshdsl.train.auto_remat import Choice, choose_remat, settings_that_save_memory
+from meshdsl.train.auto_settings import Choice, choose, settings_that_save_memory
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
 from meshdsl.train.job import Job
@@ -49,7 +49,7 @@ def training_analysis(
       title: what the explanation is headed with.
       sizes: of the mesh axes.
       target: the machine; None where nothing is known but the number of devices.
-      choice: of `model.remat=auto`, which made the `config`.
+      choice: of the settings that were "auto", which made the `config`.
     """
     task, devices = task_of(config), prod(sizes.values())
     fields = task.fields(config, Dim("batch", config.batch))
@@ -120,7 +120,7 @@ def analysis_of(
 
     Raises:
       MeshDSLError: an unknown model, layout, setting or target, a mesh that does not fit the
-        target, or nothing that `model.remat=auto` could choose.
+        target, or a `memory` that nothing fits.
     """
     config = replace(configured(arguments), layout=layout_name)
     layout = find_layout(config.layout)
@@ -138,7 +138,7 @@ def analysis_of(
         target = target_of(arguments)
         sizes = mesh_on(target, layout)
     config = with_rows(arguments, config, prod(sizes.values()))
-    choice = choose_remat(config, layout, sizes, target)
+    choice = choose(config, layout, sizes, target)
     title = title_of(arguments, config)
     return training_analysis(title, choice.config, layout, sizes, target, choice)
 

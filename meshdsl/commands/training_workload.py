@@ -7,13 +7,13 @@ from dataclasses import fields
 from typing import Any
 
 from meshdsl.commands.analysis import training_analysis
+from meshdsl.fields import AUTO
 from meshdsl.layout import Layout
 from meshdsl.layout_search.workload import Workload, sizes_of
 from meshdsl.machine import Target
 from meshdsl.mesh import abstract_mesh
 from meshdsl.predict.compiler.report import CompiledReport
 from meshdsl.program.program import Program
-from meshdsl.train.auto_remat import AUTO
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override

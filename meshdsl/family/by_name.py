@@ -10,6 +10,7 @@ from typing import Any
 from meshdsl import user_code
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.family.base import Family
+from meshdsl.fields import tried
 
 SHIPPED = {
     "transformer": "meshdsl.models.transformer:Config",
@@ -68,7 +69,7 @@ def _check_family(name: str, found: Any) -> None:
             raise refuse("a setting cannot be called `family`, which names the class")
         kind = kinds[field.name]
         wanted = "text, a number, true or false, or a tuple of texts or numbers"
-        if kind not in _TYPES:
+        if kind not in _TYPES and not (kind == int | str and tried(field.metadata)):
             raise refuse(f"the setting `{field.name}` is to be {wanted}, not {kind}")
         if field.default is field.default_factory is dataclasses.MISSING:
             raise refuse(f"the setting `{field.name}` needs a default")

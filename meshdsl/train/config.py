@@ -353,8 +353,8 @@ class Config:
         same versions; GPUs are slower then.
       compile_cache: whether compiled programs are kept in the folder of the run, so that a restart
         need not compile them.
-      memory: how much of a device's memory `model.remat=auto` may fill by its estimate: a share, as
-        `80%`, or bytes, as `60GiB`.
+      memory: how much of a device's memory a step may fill by its estimate, where settings of the
+        model that are `auto` are chosen: a share, as `80%`, or bytes, as `60GiB`.
     """
 
     layout: str | dict = "data"

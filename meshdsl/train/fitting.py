@@ -30,7 +30,8 @@ class Fitted(NamedTuple):
       state: all of the run's state: the model, what the optimizer keeps, the step.
       folder: with the run's configuration, metrics and checkpoints; `meshdsl train --resume` and
         the commands that read a run take it.
-      job: the step of training, with the layout and the mesh.
+      job: the step of training, with the layout and the mesh. Where settings of the family were
+        "auto", its configuration and the model have the values that were chosen.
       ending: what ended the run before its last step, "interrupted" or "preempted"; or None.
     """
 

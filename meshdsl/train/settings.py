@@ -22,7 +22,7 @@ from typing import Any
 
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.extras import extra
-from meshdsl.fields import BOUNDS, ClassChoice, crossed, descriptions, legal, summary
+from meshdsl.fields import AUTO, BOUNDS, ClassChoice, crossed, descriptions, legal, summary, tried
 from meshdsl.parsing import parse_toml
 
 _WIDTH = 100  # of comments
@@ -188,6 +188,8 @@ def _parsed(text: str, kind: Any) -> Any:
         if text.startswith("["):  # a list as in a TOML file
             return parse_toml(f"list = {text}")["list"]
         return tuple(typing.get_args(kind)[0](part) for part in text.split(",") if part)
+    if typing.get_args(kind) == (int, str):
+        return int(text) if text.removeprefix("-").isdecimal() else str(text)
     kind = (typing.get_args(kind) or (kind,))[0]
     if kind is bool and text.lower() not in ("true", "false"):
         raise ValueError(text)
@@ -223,6 +225,8 @@ def _check(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
     if known and value not in known:
         hint = nearest(value, known, far="")
         raise MeshDSLError(f"{key}={value}: expected {legal(metadata)}{hint}")
+    if isinstance(value, str) and value != AUTO and tried(metadata) and not known:
+        raise MeshDSLError(f"{key}={value}: expected a whole number or {AUTO}")
     if bound := crossed(value, metadata):
         raise MeshDSLError(f"{key}={value}: must be {BOUNDS[bound]} {metadata[bound]}")
 

@@ -16,9 +16,13 @@ from typing import TYPE_CHECKING
 import jax
 
 from meshdsl import hosts
+from meshdsl.errors import MeshDSLError
+from meshdsl.figures import byte_words
 from meshdsl.hosts.signals import EXIT_CODES
 from meshdsl.machine import chip_of
+from meshdsl.predict.compiler.out_of_memory import parse_oom
 from meshdsl.train.adapters import merged
+from meshdsl.train.auto_settings import settings_that_save_memory
 from meshdsl.train.checkpoints import Checkpoints, warm_start
 from meshdsl.train.data import Data, task_of
 from meshdsl.train.data.batches import Batches
@@ -141,7 +145,18 @@ class TrainingLoop:
 
     def _compiled(self) -> Callable:
         start = time.perf_counter()
-        step = self.job.lowered.compile()
+        try:
+            step = self.job.lowered.compile()
+        except Exception as error:  # JAX has no class of its own for what a compiler says
+            if (verdict := parse_oom(str(error))) is None:
+                raise
+            job = self.job
+            helpful = settings_that_save_memory(job.config, job.layout, dict(job.mesh.shape))
+            raise MeshDSLError(
+                f"the step does not fit: {byte_words(verdict.needed)} of the "
+                f"{byte_words(verdict.available)} that a device has; what would help: "
+                + "; ".join([*helpful, "more devices"])
+            ) from None
         self.console.print(f"compiled in {time.perf_counter() - start:.1f} s")
         return step
 

@@ -21,7 +21,7 @@ from meshdsl.extras import check_extra
 from meshdsl.family.by_name import family_name
 from meshdsl.predict.compiler.executables import compile_cache
 from meshdsl.program.program import Program
-from meshdsl.train.auto_remat import choose_remat_here
+from meshdsl.train.auto_settings import choose_here
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Config
 from meshdsl.train.data import Data, task_of
@@ -95,8 +95,8 @@ def run(
     target = figures_of(devices, hardware) if ledger else None
     if config.deterministic:
         check_deterministic(mesh, executable is not None)
-    choice = choose_remat_here(config, layout, mesh)
-    hosts.agree("the choice of model.remat=auto", choice.remat)
+    choice = choose_here(config, layout, mesh)
+    hosts.agree("the choice of settings that are auto", str(choice.values))
     job = Job(choice.config, layout, mesh)
     loaded_step = job.load(executable, trusted=trust_executable) if executable else None
     console = hosts.console()

@@ -10,8 +10,10 @@ import pytest
 from meshdsl_cli import main
 from tests.commands.test_command_line import refused
 
-SMALL = "--model llama --length 32 model.layers=2 model.d_model=64"
-LLAMA = "--model llama3-8b --length 2048"
+SMALL = (
+    "--model llama --length 32 model.layers=2 model.d_model=64 model.remat=full model.loss_chunk=0"
+)
+LLAMA = "--model llama3-8b --length 2048 model.remat=full model.loss_chunk=0"
 
 
 def printed(capsys, words, code=0):
@@ -35,7 +37,7 @@ def test_explain_on_a_machine_has_a_verdict_and_times(capsys):
 
 
 def test_a_published_model_is_explained_for_thousands_of_devices(capsys):
-    where = "--target v5p:16x16x16 --mesh data=512,model=8 --batch 512"
+    where = "--target v5p:16x16x16 --mesh data=512,model=8 --batch 512 model.remat=full"
     out = printed(capsys, f"explain --layout fsdp-sequence --model llama3-405b {where}")
     assert "4096 devices on v5p:16x16x16" in out and "  126 x layers" in out
 
@@ -71,12 +73,14 @@ def test_what_does_not_fit_says_by_how_much_and_what_to_split(capsys):
 
 
 def test_what_would_make_it_fit_is_what_is_not_done_already(capsys):
-    words = "explain --model llama3-8b --target v5e:2x2 --layout fsdp"
+    words = "explain --model llama3-8b --target v5e:2x2 --layout fsdp model.loss_chunk=0"
     out = printed(capsys, f"{words} --batch 8 model.remat=none")
     assert "`microbatches=2` runs the batch in parts" in out
     assert "`model.remat=full` keeps the least" in out
     out = printed(capsys, f"{words} --batch 4")
-    assert "microbatches" not in out and "remat" not in out
+    assert "`microbatches=" not in out and "`model.remat=" not in out
+    assert "model.remat=auto: full, estimated peak " in out
+    assert "nothing fits, and this needs the least" in out
     assert "a layout that splits `length`" in out
 
 
@@ -99,7 +103,7 @@ def test_compare_tries_every_mesh(capsys):
 
 
 def test_nothing_fits_is_an_exit_code(capsys):
-    words = "compare data zero1 --target v5e:4x4 --model llama3-70b"
+    words = "compare data zero1 --target v5e:4x4 --model llama3-70b model.remat=full"
     assert "no, by" in printed(capsys, words, code=3)
 
 

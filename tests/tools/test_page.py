@@ -112,7 +112,9 @@ def test_without_scripts_a_sentence_says_what_to_do():
 
 def test_command_writes_the_page_of_the_largest_model(tmp_path, capsys):
     file = tmp_path / "plan.html"
-    settings = "--model llama3-405b --batch 512 --length 8192 --target v5p:16x16x16"
+    settings = (
+        "--model llama3-405b --batch 512 --length 8192 --target v5p:16x16x16 model.remat=full"
+    )
     given = ["--layout", "fsdp-sequence", *settings.split(), "--mesh", "data=512,model=8"]
     assert main(["explain", *given, "--json", "--html", str(file)]) == 0
     text = file.read_text("utf-8")

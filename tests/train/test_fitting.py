@@ -1,6 +1,7 @@
 """`fit`: the run of the command line, from Python."""
 
 import re
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -36,7 +37,9 @@ def test_a_fit_is_the_run_of_the_command_and_goes_on_or_gives_what_it_made(tmp_p
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
     assert found.ending is None and int(found.state.step) == 3 and found.folder == tmp_path / "a"
     assert found.model.embedding.table.split and found.job.layout.name.endswith("fsdp.toml")
-    assert RunFolder(tmp_path / "a").stored_config().model == found.job.config.model
+    stored = RunFolder(tmp_path / "a").stored_config().model
+    assert stored == override(Config(), SETTINGS).model
+    assert replace(stored, remat="full", loss_chunk=0) == found.job.config.model
 
     again = fitted(tmp_path / "a", text, "fsdp", resume=True)
     jax.tree.map(np.testing.assert_array_equal, found.model, again.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -93,6 +94,10 @@ def _put(rows: np.ndarray, here: np.ndarray, split: _Split) -> jax.Array:
     assert rows.shape == (len(here), *rest), (
         f"{rows.shape} are not the {len(here)} rows of {split.shape} that are read here"
     )
+    if len(here) == math.prod(split.shape[: split.numbering]):
+        # A slice for each device, and no more, because this is done in each step.
+        whole = rows.reshape(split.shape)
+        return jax.make_array_from_callback(split.shape, split.sharding, whole.__getitem__)
 
     def part(index: Any) -> np.ndarray:
         found = rows[np.searchsorted(here, split.rows(index))]

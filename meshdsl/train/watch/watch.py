@@ -205,7 +205,7 @@ class Watch:
         self._write()
         step, measured = self._running
         self._running = None
-        values = {name: float(value) for name, value in jax.device_get(dict(measured)).items()}
+        values = {name: float(value) for name, value in measured.items()}
         self._unwritten = self._metrics(step, values)
         if self._startup:
             self._startup.done("first_step")
