@@ -17,6 +17,7 @@ from meshdsl.tools.analysis import Analysis
 
 from .estimate_accuracy import Case
 from .measure import show
+from .pipelines import pipeline
 
 # The 8 heads of keys allow a `model` of 8. Two sequences for each device along `data`.
 CASES = {
@@ -26,7 +27,29 @@ CASES = {
     "llama3-405b": Case(
         "llama3-405b", "fsdp-sequence", "v5p:16x16x16", {"data": 512, "model": 8}, 1024, 8192
     ),
+    # A half of a side of the torus is no ring, but all of it is left to `data`.
+    "llama3-405b, model=4": Case(
+        "llama3-405b",
+        "fsdp-sequence",
+        "v5p:16x16x16",
+        {"data": 1024, "model": 4},
+        1024,
+        8192,
+        "hidden",
+    ),
+    "llama3-405b, stages": Case(
+        "llama3-405b",
+        "pipeline-tensor",
+        "v5p:16x16x16",
+        {"stage": 16, "data": 64, "model": 4},
+        1024,
+        8192,
+    ),
 }
+# 8 rounds: each stage has 8 runs of one layer, and waits for 15 of 143 ticks.
+STAGES = pipeline(
+    16, 16, rounds=8, early=True, parameters=["d_model -> data"], gather="step", name="16 stages"
+)
 
 
 def timed(what):
@@ -84,10 +107,12 @@ def main() -> None:
     rows = [head]
     for name in given.models:
         case = CASES[name]
-        analysis = case.analysis()
+        layout = STAGES if "stage" in case.mesh else None
+        analysis = case.analysis(layout)
         mesh = ", ".join(f"{axis}={n}" for axis, n in case.mesh.items())
+        of = case.layout if layout is None else layout.name
         title = (
-            f"{name}, {case.target}, {analysis.target.devices:,}, {case.layout} {mesh}, "
+            f"{name}, {case.target}, {analysis.target.devices:,}, {of} {mesh}, "
             f"{case.batch} x {case.length}"
         )
         rows.append([title, *row(analysis, compile=given.compile)])
