@@ -13,11 +13,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError
+from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op, sums_alike
 from meshdsl.ops.declare import of_x, op
 from meshdsl.tensor import Tensor
@@ -190,6 +192,16 @@ def materialize(x: Tensor) -> Tensor:
 
     What is computed element by element is otherwise often made a part of the matrix product that
     follows, and computed for each block of it anew, which can take longer than to write it once.
+
+    On TPUs both arrays lie in memory in the order of their dims. Left to itself, the compiler may
+    order a gradient as the products that follow like it best, and then copies everything else that
+    is computed with it into that order: what was kept of the forward pass, in each layer.
     """
-    barrier = lambda _, a: jax.lax.optimization_barrier(a)
-    return apply_alike("materialize", barrier, x, in_order=(), linear=True, fill=None)
+    return apply_alike("materialize", _written, x, in_order=(), linear=True, fill=None)
+
+
+def _written(at: DeviceLoop, array) -> jax.Array:
+    """`array` behind a barrier, and on TPUs in the order of its dims, in both passes."""
+    if at.lowered and at.platform == "tpu":
+        array = with_layout_constraint(array, Layout(tuple(range(array.ndim))))
+    return jax.lax.optimization_barrier(array)

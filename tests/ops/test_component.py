@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
+from meshdsl.mesh import abstract_mesh
 from meshdsl.ops.functions import FUNCTIONS, KIND, NN, NUMPY
 from tests.helpers import (
     assert_equal,
@@ -187,3 +188,11 @@ def test_sums_pending_over_different_axes_are_taken_before_they_meet():
     run = lambda x: md.sum(x, (A, B)) + md.sum(md.sum(x, A), B)
     assert_same(run, X, layout=rules)
     assert collectives(run, X, layout=rules) == {("psum", ("m", "n")): 1}
+
+
+@pytest.mark.parametrize("platform, times", [("tpu", 2), ("gpu", 0)])
+def test_what_is_materialized_lies_on_tpus_in_the_order_of_its_dims_in_both_passes(platform, times):
+    rules, mesh = layout("a -> m", mesh={"m": 2}), abstract_mesh({"m": 2}, platform)
+    run = md.value_and_grad(lambda x: md.sum(md.square(md.materialize(md.tanh(x)))))
+    program = md.lower(run, rules, mesh=mesh).program(data(A, B))
+    assert str(program.jaxpr).count(" layout_constraint[") == times

@@ -29,9 +29,9 @@ from meshdsl.program.program import Program
 # The result is the memory of the operand, seen otherwise. A transpose is among them, because a
 # compiler takes it into the layout of what uses it.
 _RENAMES = names("""
-    bitcast_convert_type copy copy_p expand_dims hidden_on_cpu name optimization_barrier
-    pbroadcast pcast pvary random_unwrap random_wrap reshape sharding_constraint squeeze
-    stop_gradient transpose
+    bitcast_convert_type copy copy_p expand_dims hidden_on_cpu layout_constraint name
+    optimization_barrier pbroadcast pcast pvary random_unwrap random_wrap reshape
+    sharding_constraint squeeze stop_gradient transpose
 """)
 _LOOPS = names("scan while")
 # The jaxprs in their parameters are no programs of their own: the code of one element, say.
