@@ -29,7 +29,7 @@ STAGES = (
     "fsdp-once",
 )  # between zero1 and fsdp, for whom the tests of these two stand in elsewhere
 CONTEXT = ("context", "context-ring", "ulysses")  # sequences split over devices
-PIPELINES = ("pipeline", "pipeline-fsdp", "pipeline-tensor")
+PIPELINES = ("pipeline", "pipeline-fsdp", "pipeline-tensor", "pipeline-rounds")
 EXPERTS = ("experts", "experts-data", "experts-exchange", "experts-fsdp", "experts-tensor")
 CONFIGS = {
     "llama": Config(
