@@ -29,7 +29,8 @@ from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives, repeats
 from meshdsl.lowering.carried import Carried
-from meshdsl.lowering.early_ticks import Kind, Ticks
+from meshdsl.lowering.early_parts import Kind
+from meshdsl.lowering.early_ticks import Ticks
 from meshdsl.lowering.moves.turns import Turn
 from meshdsl.lowering.scope import Scope
 from meshdsl.program.jaxpr import body_of, cut_from, variables_of

@@ -15,7 +15,7 @@ from meshdsl.dims import distinct
 from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.collectives import zeros_of
 from meshdsl.lowering.early import SCAN
-from meshdsl.lowering.early_ticks import Parts
+from meshdsl.lowering.early_parts import Parts
 from meshdsl.lowering.moves.turns import Closures, Turn
 from meshdsl.ops.bodies import each, leaves_of
 from meshdsl.ops.microbatch_rows import dims_of
