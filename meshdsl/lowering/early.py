@@ -85,13 +85,14 @@ class Rest:
     def is_free(self, operands: Sequence[Tensor], outs: Sequence[Dims]) -> bool:
         """Whether an op of these operands is one of what follows, and runs once for all turns.
 
-        It is the same in all turns, and makes nothing that is larger than its operands: the number
-        of the rows that count, say. But what says for each row of all turns and each word whether
-        it is the next one is made in each turn, for the rows of that turn.
+        It is the same in all turns, comes from no parameter that is differentiated, and makes
+        nothing that is larger than its operands: the number of the rows that count, say. But what
+        says for each row of all turns and each word whether it is the next one is made in each
+        turn, for the rows of that turn.
         """
         axis, placed = self.axis, [t.placement for t in operands if t.placement is not None]
         in_turns = lambda p: axis in p.pending or any(axis in axes for axes in p.axes)
-        if not axis or not placed or any(in_turns(p) for p in placed):
+        if not axis or not placed or any(in_turns(p) or p.origin for p in placed):
             return False
         return sum(map(dim_algebra.size, outs)) <= sum(t.size for t in operands)
 
@@ -140,6 +141,11 @@ class Rest:
             return x
         x, axis = x.tensor, self.axis
         at = next((i for i, axes in enumerate(x.placement.axes) if axis in axes), None)
+        if axis in x.pending and at is not None:
+            raise MeshDSLError(
+                f"a result {x} has rows, and is a sum over the rows of all microbatches too: with "
+                'schedule = "early" it can be one of the two. Leave the schedule out'
+            )
         self.kinds.append(Kind(axis in x.pending, at))
         without = lambda axes: tuple(a for a in axes if a != axis)
         placement = x.placement._replace(
@@ -160,19 +166,21 @@ def following(scope: Scope, allowed: bool):
         scope.rest = outer
 
 
-def differentiable(closed: Any, kinds: Sequence[Kind]) -> Callable:
+def differentiable(closed: Any, kinds: Sequence[Kind], count: int) -> Callable:
     """A closed jaxpr in which an early pipeline stands, as a function of arrays.
 
     It returns a list of arrays, of which the first, the loss, can be differentiated. What does not
-    depend on the scan runs once.
+    depend on the scan runs once. But what follows the scan and depends on a parameter runs in each
+    turn, so that gradients are added up in the dtype and in the split that the parameter has.
 
     Args:
       kinds: of its results.
+      count: how many of its arguments are the parameters. They come first.
     """
     jaxpr = body_of(closed)
     place = next(i for i, e in enumerate(jaxpr.eqns) if e.primitive is SCAN)
     scan, parts = jaxpr.eqns[place], jaxpr.eqns[place].params["parts"]
-    once, later, made = list(jaxpr.eqns[:place]), [], set(scan.outvars)
+    once, later, made = list(jaxpr.eqns[:place]), [], {*scan.outvars, *jaxpr.invars[:count]}
     for e in jaxpr.eqns[place + 1 :]:
         depends = not made.isdisjoint(variables_of(e.invars))
         (later if depends else once).append(e)

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
+from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.collectives import zeros_of
 from meshdsl.lowering.early_parts import Group, Kind, Parts
 from meshdsl.lowering.linearized import Linearized, cotangents_of, floats, is_float
@@ -99,6 +100,11 @@ class _Run:
             of_first = [x[0] for x in self._elements.chosen], [x[0] for x in self._elements.fixed]
             both = Linearized(self._element, *self._given(*of_first, zero, zero), here)
             self._forward_element, self._back_element, kept = both.forward, both.back, both.kept
+            if any("host" in str(x) for x in kept):
+                raise MeshDSLError(
+                    'md.checkpoint: `offload` does not go with schedule = "early" of a pipeline, '
+                    "which keeps what the microbatches under way need in the memory of the device"
+                )
         else:
             self._forward_element = lambda *given: (self._element(*given), [])
         each = lambda x: zeros_of(x, (slots, self._parts.chunk, *x.shape))

@@ -185,7 +185,10 @@ def _traced_as(body, tensors, guess, scope: Scope, inputs, repeated: Dim | None,
     given = [t.stored for t in varying]
     with scope.recorder.repeated(repeated.name, repeated.size) if repeated else nullcontext():
         closed = jax.make_jaxpr(of_arrays)(given, arrays_of_inputs)
-    evaluate = early.differentiable(closed, rest.kinds) if rest.axis else repeats.shared(closed)
+    if rest.axis:
+        evaluate = early.differentiable(closed, rest.kinds, len(given))
+    else:
+        evaluate = repeats.shared(closed)
 
     def run(arrays, inputs=()):
         return result_of(evaluate(*arrays, *_taken_apart(carried(inputs))[0]))

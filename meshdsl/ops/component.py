@@ -72,6 +72,13 @@ def map(
     # gradient of an operand that lacks the padded dim.
     fill = None if linear is True else 1
     if linear is True:
+        # A number is added once to a sum over the turns of a loop, as a Tensor is.
+        if len(tensors) < len(operands) and any(_waits_for_turns(t) for t in tensors):
+            dtype = jnp.result_type(
+                *[t.dtype for t in tensors], *[x for x in operands if is_number(x)]
+            )
+            every = [Tensor(jnp.asarray(x, dtype), ()) if is_number(x) else x for x in operands]
+            return map(fn, *every, name=name, linear=True, **options)
         linear = len(tensors) == len(operands)
     elif linear:
         at = [i for i, x in enumerate(operands) if not is_number(x)]
@@ -86,6 +93,11 @@ def map(
         linear=linear,
         fill=fill,
     )
+
+
+def _waits_for_turns(x: Tensor) -> bool:
+    """Whether `x` is a sum over the turns of a loop, see `moves.turns`."""
+    return x.placement is not None and any(a in x.placement.scope.turns for a in x.pending)
 
 
 def broadcast_dims(name: str, operands: list[Dims]) -> Dims:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.carried import carried, uncarried
+from meshdsl.lowering.moves.turns import check_whole
 from meshdsl.lowering.scope import Scope
 from meshdsl.ops.bodies import fixed, kind, scope_of, shown
 from meshdsl.ops.calculus import as_cotangent
@@ -50,7 +51,8 @@ def custom_gradient(fn: Callable) -> Callable:
 
     Raises:
       MeshDSLError: the function does not return a result and a function, the result is no tree of
-        Tensors, or a cotangent that comes back has not the dims and the dtype of its argument.
+        Tensors, or a cotangent that comes back has not the dims and the dtype of its argument; or
+        an argument has rows of one microbatch of a pipeline.
     """
 
     def differentiable(*args):
@@ -58,6 +60,8 @@ def custom_gradient(fn: Callable) -> Callable:
         scope = scope_of("custom_gradient", args)
         given = []
         for x in leaves:
+            if is_tensor(x):
+                check_whole("custom_gradient", x)
             if scope is not None and is_tensor(x) and x.placement:
                 scope.note_use(x.placement.origin, ())
                 x = Tensor(x.array, x.dims, x.role, x.placement._replace(origin=frozenset()))

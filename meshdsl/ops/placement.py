@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.lowering.moves.turns import check_whole
 from meshdsl.lowering.placement import place
 from meshdsl.mesh import axis_names
 from meshdsl.ops.declare import Case, Draw, op
@@ -113,7 +114,14 @@ def replicate(x: Tensor) -> Tensor:
     """`x` whole on every device: nothing split, nothing pending.
 
     Outside of a lowering that is `x` itself.
+
+    Raises:
+      MeshDSLError: `x` stands after an early pipeline, and has rows of one microbatch or is a sum
+        over them.
     """
+    rest = x.placement and x.placement.scope.rest
+    if rest and rest.axis:
+        check_whole("replicate", x)
     return reshard(x, {})
 
 

@@ -217,6 +217,15 @@ def test_what_one_microbatch_cannot_tell_is_an_error():
 
     squared = lambda head, *others: md.square(run(head, *others)[0])
     assert "its loss is one term of a sum over all microbatches" in message(squared, *args)
+    whole = lambda head, *others: md.mean(md.replicate(run(head, *others)[1]["x"]))
+    assert "replicate: this needs all of a dim that is cut" in message(whole, *args)
+
+    def in_report(*args):
+        loss, report = run(*args)
+        return loss, md.mean(report["x"], "batch") * args[3]
+
+    with pytest.raises(md.MeshDSLError, match="it can be one of the two"):
+        md.lower(md.value_and_grad(in_report, has_aux=True), rules).program(*args)
 
     n, d = dims(layers=4, d=8)
 
@@ -230,6 +239,25 @@ def test_what_one_microbatch_cannot_tell_is_an_error():
 
     inside = lambda w, x: md.checkpoint(lambda w: two(w, x))(w)
     assert "cannot stand inside of another loop, of md.checkpoint" in message(inside, w, x)
+
+
+def test_gradients_of_what_follows_are_added_up_in_the_dtype_of_the_parameter():
+    n, b, d = dims(layers=2, batch=64, d=8)
+    w, head, x = weight(n, d), weight(d, seed=2), data(b, d, low=0.5)
+
+    def loss(parameters, x):
+        w, head = parameters
+        layer = lambda x, w: (x + md.tanh(x * w), ())
+        return md.mean(md.scan(layer, x, w, dim=n)[0] * head) + 1.0
+
+    fn = md.value_and_grad(loss, compute=jnp.bfloat16, reduce=jnp.float32)
+    rules = stages(mesh={"stage": 2}, layers={"microbatches": {"batch": 64}})
+    (value, gradients), exact = (
+        md.lower(fn, rules)((w, head), x),
+        md.value_and_grad(loss)((w, head), x),
+    )
+    assert_equal(gradients, exact[1], tolerance=4e-3)
+    assert_equal(value, exact[0], tolerance=4e-3)
 
 
 def test_the_rule_says_when_microbatches_go_back():

@@ -120,6 +120,16 @@ def needs_all(name: str, rule: str, scope) -> MeshDSLError:
     )
 
 
+def check_whole(name: str, x: Tensor) -> None:
+    """Raise a MeshDSLError if `x` is one turn's slice, or one turn's term of a sum."""
+    if x.placement is None or not x.placement.scope.turns:
+        return
+    scope = x.placement.scope
+    every = (*x.pending, *(axis for axes in x.placement.axes for axis in axes))
+    if axis := next((a for a in every if a in scope.turns), None):
+        raise needs_all(name, str(next(r for r in scope.layout.turns if r.axis == axis)), scope)
+
+
 def follow(name: str, x: Tensor, groups: Sequence[Group]) -> None:
     """Tell the scope which new dims of a regrouping are in turns, because an old dim was.
 
