@@ -19,6 +19,8 @@ from .estimate_accuracy import Case
 from .measure import show
 from .pipelines import pipeline
 
+_MESH = {"stage": 16, "data": 64, "model": 4}
+_STAGES = ("llama3-405b", "pipeline-tensor", "v5p:16x16x16", _MESH, 1024, 8192)
 # The 8 heads of keys allow a `model` of 8. Two sequences for each device along `data`.
 CASES = {
     "llama3-70b": Case(
@@ -37,14 +39,8 @@ CASES = {
         8192,
         "hidden",
     ),
-    "llama3-405b, stages": Case(
-        "llama3-405b",
-        "pipeline-tensor",
-        "v5p:16x16x16",
-        {"stage": 16, "data": 64, "model": 4},
-        1024,
-        8192,
-    ),
+    "llama3-405b, stages": Case(*_STAGES, "full"),
+    "llama3-405b, stages, qkv": Case(*_STAGES, "qkv"),
 }
 # 8 rounds: each stage has 8 runs of one layer, and waits for 15 of 143 ticks.
 STAGES = pipeline(

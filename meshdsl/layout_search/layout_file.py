@@ -111,9 +111,10 @@ def _splits(level: str, rules: Sequence[Rule], e: Explanation) -> str:
     sizes = {axis.name: axis.size for axis in e.axes}
     if (cut := rules[0].microbatches) is not None:
         stages = sizes.get(rules[0].axis, 1)
+        early = ", which go back early" if rules[0].schedule == "early" else ""
         return (
             f"A pipeline: `{rules[0].dim}` in {stages} stages over `{rules[0].axis}`, `{cut[0]}` "
-            f"in {cut[1]} microbatches."
+            f"in {cut[1]} microbatches{early}."
         )
     kind, what = _AT_REST.get(level, ("", ""))
     kept = [t for t in e.memory.at_rest if t.kind == kind]

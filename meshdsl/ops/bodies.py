@@ -201,7 +201,7 @@ def _at_first(a):
     """The first element of an array; zeros of its shape if there is no element."""
     if a.shape[0]:
         return a[0]
-    return collectives.vary(jnp.zeros(a.shape[1:], a.dtype), collectives.varying(a))
+    return collectives.zeros_of(jax.typeof(a), a.shape[1:])
 
 
 def stacked(x, dim: Dim, op, name: str):

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
+from meshdsl.layout_search.neighbours import Neighbours
+from meshdsl.layout_search.plan import layout_of, plan_of
 from meshdsl.splits.pipeline import Schedule
 from tests.helpers import (
     assert_by_law,
@@ -159,6 +161,35 @@ def test_a_stage_keeps_what_is_under_way_however_many_microbatches_there_are():
         return {shape[0] for shape in shapes if shape[1:] == (2, rows, 8)}
 
     assert kept(8) == kept(32) == {3}  # 2 x 2 stages - 1 of the inputs of the 2 layers of a stage
+
+
+def test_explain_says_what_is_under_way():
+    n, d = dims(layers=4, d=8)
+
+    def loss(w, x):
+        layer = lambda x, w: (md.tanh(x * w), ())
+        return md.sum(md.scan(md.checkpoint(layer), x, w, dim=n)[0])
+
+    def explained(count):
+        rules = stages(mesh={"stage": 4}, layers={"microbatches": {"batch": count}})
+        x = data(md.Dim("batch", count), d)
+        return md.explain(
+            md.value_and_grad(loss), weight(n, d), x, layout=rules, target="v5p:2x2x1"
+        )
+
+    (few,), (many,) = (explained(count).pipelines for count in (8, 32))
+    assert few.kept == many.kept > 0
+    assert (many.schedule.first_back, many.schedule.slots) == (3, 7)
+    text = str(explained(32))
+    assert "4 stages, 32 microbatches, early; a stage waits for 3 of 35 ticks" in text
+    assert "the backward pass of microbatch 0 begins at tick 3" in text
+
+
+def test_a_search_tries_the_schedule_and_writes_it():
+    late = stages("batch -> data", mesh={"stage": 2, "data": 2}, layers={"schedule": "late"})
+    plan = plan_of(late, late.mesh)
+    tried = [layout_of(one).rules for one in Neighbours(["batch"], [], {}).small(plan)]
+    assert [LAYERS, "batch -> data"] in tried
 
 
 def _equations(jaxpr):
