@@ -100,6 +100,11 @@ def crossed(value: Any, metadata: Mapping[str, Any]) -> str | None:
     return next((word for word, bound in bounds.items() if not _HOLDS[word](value, bound)), None)
 
 
+def key_of(field: dataclasses.Field) -> str:
+    """The key of a setting: the name of its field, whose `_` at the end only avoids a keyword."""
+    return field.name.removesuffix("_")
+
+
 def legal(metadata: Mapping[str, Any]) -> str:
     """The values that a field may have, in words: `at least 0 and less than 1`.
 

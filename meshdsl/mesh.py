@@ -154,16 +154,19 @@ def slice_parts(shape: Sequence[int], slices: int) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def abstract_mesh(sizes: Mapping[str, int], platform: str | None = None) -> AbstractMesh:
+def abstract_mesh(
+    sizes: Mapping[str, int], platform: str | None = None, device_kind: str = ""
+) -> AbstractMesh:
     """A mesh without devices: enough to trace a program and to know how everything is split.
 
     Args:
       platform: of the devices that are meant ("tpu", "gpu" or "cpu"); by default of those at hand.
+      device_kind: what JAX calls these devices, as "TPU v5"; empty where no kind is meant.
     """
     sizes = sizes or {"device": 1}  # JAX refuses a sharding over an abstract mesh without axes
     device = None
     if platform is not None:
-        device = AbstractDevice(device_kind=platform, num_cores=None, platform=platform)
+        device = AbstractDevice(device_kind=device_kind, num_cores=None, platform=platform)
     return AbstractMesh(
         tuple(sizes.values()),
         tuple(sizes),
@@ -177,3 +180,10 @@ def platform_of(mesh: Mesh | AbstractMesh) -> str:
     if isinstance(mesh, Mesh):
         return mesh.devices.flat[0].platform
     return mesh.abstract_device.platform if mesh.abstract_device else jax.default_backend()
+
+
+def device_kind_of(mesh: Mesh | AbstractMesh) -> str:
+    """What JAX calls the devices of a mesh, as "TPU v5"; empty where that is not known."""
+    if isinstance(mesh, Mesh):
+        return mesh.devices.flat[0].device_kind
+    return mesh.abstract_device.device_kind if mesh.abstract_device else ""

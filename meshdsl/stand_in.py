@@ -6,14 +6,26 @@ pytree that is made of Tensors, so that loops and transformations carry it as th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from meshdsl.tensor import Tensor
+from meshdsl.dims import Dim, Dims
+from meshdsl.tensor import Parameter, Tensor
 
 
 class StandIn:
-    """Stands for a Tensor that is computed where an op has no better way."""
+    """Stands for a weight in a model: for a Tensor that is computed where no op has a better way.
+
+    Attributes:
+      weight: a Tensor with the dims, the dtype and the role of what this stands for; or what stands
+        for one.
+      ways: for ops that have a better way, by their names: a function that is called with this, the
+        op and the arguments of the call, and returns the result, or None if it does not apply.
+    """
+
+    weight: Any
+    ways: Mapping[str, Callable] = MappingProxyType({})
 
     def as_tensor(self) -> Tensor:
         """The Tensor that this stands for."""
@@ -21,7 +33,41 @@ class StandIn:
 
     def compute(self, op: Callable, args: tuple, named: dict[str, Any]) -> Any:
         """`op(*args, **named)`, where this is one of the arguments."""
+        way = self.ways.get(op.__name__)
+        result = way(self, op, args, named) if way else None
+        if result is not None:
+            return result
         return op(*map(as_tensor, args), **{name: as_tensor(x) for name, x in named.items()})
+
+    @property
+    def dims(self) -> Dims:
+        return self.weight.dims
+
+    @property
+    def dtype(self) -> Any:
+        return self.weight.dtype
+
+    @property
+    def role(self) -> Parameter | None:
+        return self.weight.role
+
+    def dim(self, name: str) -> Dim:
+        """The dim called `name`."""
+        return self.weight.dim(name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "weight":
+            raise AttributeError(name)
+        return getattr(self.as_tensor(), name)
+
+
+def _operator(name: str) -> Callable:
+    return lambda self, *others: getattr(self.as_tensor(), name)(*map(as_tensor, others))
+
+
+_OPERATORS = "add radd sub rsub mul rmul truediv rtruediv pow rpow neg abs lt le gt ge getitem"
+for _name in _OPERATORS.split():
+    setattr(StandIn, f"__{_name}__", _operator(f"__{_name}__"))
 
 
 def as_tensor(x: Any) -> Any:

@@ -50,15 +50,22 @@ class Parameter(NamedTuple):
 
 
 class Dtypes(NamedTuple):
-    """The dtypes of a parameter that is kept in one dtype and used in another.
+    """The dtypes of a Tensor that is kept in one dtype and used or moved in another.
 
     Attributes:
-      use: in which ops take it, and in which it is gathered.
+      use: in which ops take it.
       sums: in which its gradient is summed over devices.
+      moves: in which it travels, if that is not the dtype of use: one that has all its values.
     """
 
     use: np.dtype
     sums: np.dtype
+    moves: np.dtype | None = None
+
+    @property
+    def travels(self) -> np.dtype:
+        """The dtype in which it moves between devices."""
+        return self.use if self.moves is None else self.moves
 
 
 class Placement(NamedTuple):

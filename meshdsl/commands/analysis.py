@@ -20,8 +20,8 @@ from meshdsl.family.by_name import family_name
 from meshdsl.family.calls import batch_fields
 from meshdsl.layout import Layout
 from meshdsl.machine import Target, find_target
-from meshdsl.machine.target import mesh_on
-from meshdsl.mesh import abstract_mesh, axis_sizes
+from meshdsl.machine.target import abstract_mesh_on, mesh_on
+from meshdsl.mesh import axis_sizes
 from meshdsl.tools.analysis import Analysis
 from meshdsl.train.auto_settings import Choice, choose, settings_that_save_memory
 from meshdsl.train.config import Config
@@ -56,7 +56,7 @@ def training_analysis(
     flops = config.model.step_flops(config.batch)
     return Analysis(
         lambda mesh: Job(config, layout, mesh),
-        abstract_mesh(dict(sizes), target.chip.kind if target else None),
+        abstract_mesh_on(target, sizes),
         sizes,
         target,
         title,

@@ -11,7 +11,7 @@ from meshdsl.fields import AUTO
 from meshdsl.layout import Layout
 from meshdsl.layout_search.workload import Workload, sizes_of
 from meshdsl.machine import Target
-from meshdsl.mesh import abstract_mesh
+from meshdsl.machine.target import abstract_mesh_on
 from meshdsl.predict.compiler.report import CompiledReport
 from meshdsl.program.program import Program
 from meshdsl.train.config import Config
@@ -35,7 +35,7 @@ def training_workload(
         return override(config, [f"{key}={value}" for key, value in settings.items()])
 
     def program(layout: Layout, settings: Mapping[str, str]) -> Program:
-        mesh: Any = abstract_mesh(sizes_of(layout), target.chip.kind)
+        mesh: Any = abstract_mesh_on(target, sizes_of(layout))
         key = tuple(sorted(settings.items()))
         job = Job(chosen(settings), layout, mesh, shapes=shapes.get(key))
         shapes.setdefault(key, job.step.shapes)

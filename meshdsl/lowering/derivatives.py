@@ -53,23 +53,24 @@ batching.primitive_batchers[_LINEAR_CALL] = _batched
 
 @jax.custom_jvp
 def together(arrays: list) -> list:
-    """`arrays`, as they are. The backward pass computes the gradients of all before it uses any.
-
-    If one of the arrays has no gradient, the gradients of the others are computed as usual.
-    """
+    """`arrays`, as they are. The backward pass computes the gradients of all before it uses any."""
     return arrays
 
 
 @partial(together.defjvp, symbolic_zeros=True)
 def _together_jvp(primals, tangents):
     (arrays,), (slopes,) = primals, tangents
-    if not any(isinstance(x, SymbolicZero) for x in slopes):
-        slopes = lax.optimization_barrier(slopes)
+    slopes = list(slopes)
+    found = [i for i, x in enumerate(slopes) if not isinstance(x, SymbolicZero)]
+    if len(found) > 1:
+        together = lax.optimization_barrier([slopes[i] for i in found])
+        for i, slope in zip(found, together, strict=True):
+            slopes[i] = slope
     return arrays, slopes
 
 
 def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Array:
-    """`move(x)`, with `x` cast to the dtype of use first.
+    """`move(x)`, with `x` cast to the dtype in which it travels, and then to that of use.
 
     By itself JAX would sum the gradient over devices in the dtype of use, and round the sum to it.
     So the cast and the move together are one linear function. Its transpose casts to the dtype of
@@ -85,7 +86,7 @@ def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Ar
         (result,) = jax.linear_transpose(again, like)(to_sum(ct, dtypes.sums))
         return result.astype(x.dtype)
 
-    return linear(lambda x: move(x.astype(dtypes.use)), transpose, x)
+    return linear(lambda x: move(x.astype(dtypes.travels)).astype(dtypes.use), transpose, x)
 
 
 def to_sum(x, dtype) -> jax.Array:

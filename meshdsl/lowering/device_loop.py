@@ -58,6 +58,11 @@ class DeviceLoop:
         """The platform that the op runs on: "tpu", "gpu" or "cpu"."""
         return jax.default_backend() if self.scope is None else self.scope.platform
 
+    @property
+    def device_kind(self) -> str:
+        """What JAX calls the devices of a lowering, as "TPU v5"; empty where that is not known."""
+        return "" if self.scope is None else self.scope.device_kind
+
     def note(
         self, kernel: str, needed: float = 1.0, lacks: Mapping[str, str] = MappingProxyType({})
     ) -> None:
@@ -242,6 +247,7 @@ class DeviceLoop:
         """Write down a collective over the axes that split `dims`, of an array of `size` bytes."""
         scope = self.scope
         if scope is not None and (axes := scope.in_mesh_order(self.axes(dims))):
+            self._not_in_turns(axes)
             self._record(operation, axes, size, backward)
 
     def psum(self, x, dims, *, varies: bool = False) -> jax.Array:

@@ -24,7 +24,7 @@ from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.leaf_check import check_parts
 from meshdsl.lowering.scope import IN_ORDER, Scope, check_alike, common
 from meshdsl.lowering.shardings import level_of, levels_of, partition_spec, shardings
-from meshdsl.mesh import make_mesh, platform_of
+from meshdsl.mesh import device_kind_of, make_mesh, platform_of
 from meshdsl.program.program import Program
 from meshdsl.splits.changes import Split
 from meshdsl.tensor import Placement, Tensor, is_tensor, is_value
@@ -179,6 +179,7 @@ class Lowered:
             self.mesh.shape,
             self.name,
             platform=platform_of(self.mesh),
+            device_kind=device_kind_of(self.mesh),
             leaf=resharding.leaf,
         )
         given = self._given(args, scope)

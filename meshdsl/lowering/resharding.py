@@ -182,7 +182,7 @@ def whole_along(x: Tensor, dims: Dims, op: Op) -> Tensor:
 
 
 def _in_dtype_of_use(array, dtypes: Dtypes | None, way: Way, op: Op) -> jax.Array:
-    """The array at the end of its way, cast to the dtype of use before anything moves.
+    """The array at the end of its way, in the dtype of use; it moves as its dtypes say.
 
     Its gradient goes the same way back in the dtype of sums. Each move is written down with its
     bytes in both passes.
@@ -195,7 +195,7 @@ def _in_dtype_of_use(array, dtypes: Dtypes | None, way: Way, op: Op) -> jax.Arra
         forward, backward = op.aside(), op.aside()
         run, again = (lambda a: way.go(a, forward)), (lambda a: way.go(a, backward))
         result = cast_and_moved(array, run, again, dtypes)
-    narrow, wide = dtypes.use.itemsize, dtypes.sums.itemsize
+    narrow, wide = dtypes.travels.itemsize, dtypes.sums.itemsize
     op.moves += [replace(m, backward_bytes=m.bytes * wide // narrow) for m in forward.moves]
     return result
 

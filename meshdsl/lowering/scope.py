@@ -37,6 +37,7 @@ class Scope:
 
     Args:
       platform: of the devices that the program is lowered for: "tpu", "gpu" or "cpu".
+      device_kind: what JAX calls these devices, as "TPU v5"; empty where that is not known.
       leaf: a function of a Tensor that gives what JAX gets as its leaf of a pytree, see
         `resharding.leaf`.
 
@@ -52,10 +53,11 @@ class Scope:
         name: str,
         *,
         platform: str = "cpu",
+        device_kind: str = "",
         leaf: Callable[[Tensor], Tensor] = lambda x: x,
     ):
         self.layout = layout
-        self.platform = platform
+        self.platform, self.device_kind = platform, device_kind
         self._leaf = leaf
         self.sizes = dict(sizes)
         self.recorder = Recorder(name)

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout
 from meshdsl.machine.chips import Chip, chip_of, chips
 from meshdsl.machine.gpu_description import gpu_target_config
-from meshdsl.mesh import check_slices
+from meshdsl.mesh import abstract_mesh, check_slices
 
 _Devices = Sequence[jax.Device]  # pyright: ignore[reportInvalidTypeForm]  # a variable in JAX's types
 
@@ -253,6 +254,12 @@ def mesh_on(target: Target, layout: Layout) -> dict[str, int]:
     else:
         check_slices(layout, sizes, (*target.shape, 1)[1], "nodes")
     return sizes
+
+
+def abstract_mesh_on(target: Target | None, sizes: Mapping[str, int]) -> AbstractMesh:
+    """A mesh of `sizes` without devices, for those of `target`; without one, for those at hand."""
+    of_chip = (target.chip.kind, target.chip.device_kind) if target else ()
+    return abstract_mesh(dict(sizes), *of_chip)
 
 
 def target_at_hand(devices: _Devices, hardware: Path | None = None) -> Target:

@@ -71,13 +71,7 @@ def einsum(
       MeshDSLError: one name has two sizes, `out` or `contract` has a dim that no tensor has, a dim
         is in both or, where `contract` is given, in neither, or `...` could be meant in two ways.
     """
-    if not tensors or not all(isinstance(t, Tensor) for t in tensors):
-        raise MeshDSLError(
-            "einsum: the operands are Tensors, not "
-            f"[{', '.join(type(t).__name__ for t in tensors)}]"
-        )
-    loop = dim_algebra.union("einsum", [t.dims for t in tensors])
-    out = _out_dims(tensors, out, contract, loop)
+    loop, out = einsum_dims(tensors, out, contract)
     number = {d: i for i, d in enumerate(loop)}
     terms = [[number[d] for d in t.dims] for t in tensors]
 
@@ -189,7 +183,14 @@ def _in_parts(tensors, out: Dims) -> dict[Dim, int]:
     return found
 
 
-def _out_dims(tensors, out, contract, loop: Dims) -> Dims:
+def einsum_dims(tensors: Sequence[Tensor], out, contract=None) -> tuple[Dims, Dims]:
+    """All dims of an einsum, and those of its result, after the checks; see `einsum`."""
+    if not tensors or not all(isinstance(t, Tensor) for t in tensors):
+        raise MeshDSLError(
+            "einsum: the operands are Tensors, not "
+            f"[{', '.join(type(t).__name__ for t in tensors)}]"
+        )
+    loop = dim_algebra.union("einsum", [t.dims for t in tensors])
     out = dim_algebra.resolve("einsum, out", loop, out, new=False)
     if contract is not None:
         contract = dim_algebra.find_all("einsum, contract", loop, contract)
@@ -208,7 +209,7 @@ def _out_dims(tensors, out, contract, loop: Dims) -> Dims:
             raise MeshDSLError(f"einsum: out has {d}, which is in none of {_shown(tensors)}{known}")
     if contract is not None:
         _check_contract(tensors, out, contract, loop)
-    return out
+    return loop, out
 
 
 def filled(out: tuple, rest: Iterable[Dim]) -> tuple:
@@ -296,31 +297,35 @@ def dot(x: Tensor, weight: Tensor, *, precision=None, preferred_element_type=Non
       MeshDSLError: the weight has no `ins`, `x` lacks one of them, one name has two sizes, or `x`
         has whole numbers and the weight fractions.
     """
-    ins = weight.role.ins if weight.role else ()
-    if not ins:
-        raise MeshDSLError(
-            f"dot: the second operand {dim_algebra.show(weight.dims)} does not say which dims it "
-            "contracts; make it with `ins`, by md.normal(key, dims, ins=...) or "
-            "md.parameter(array, dims, ins=...), or write md.einsum(x, w, out=(...))"
-        )
-    dim_algebra.union("dot", [x.dims, weight.dims])
-    names = [d.name for d in x.dims]
-    for name in ins:
-        if name not in names:
-            raise MeshDSLError(
-                f"dot: the weight {dim_algebra.show(weight.dims)} contracts {weight.dim(name)}, "
-                f"which {dim_algebra.show(x.dims)} lacks{nearest(name, names)}"
-            )
-    if jnp.issubdtype(weight.dtype, jnp.inexact) and not jnp.issubdtype(x.dtype, jnp.inexact):
-        raise MeshDSLError(
-            f"dot: {dim_algebra.show(x.dims)} is {x.dtype}, in which a weight of {weight.dtype} "
-            "would lose its fractions; md.cast it first, or look indices up with md.take"
-        )
     return einsum(
         x,
         cast(weight, x.dtype),
-        out=(...,),
-        contract=ins,
+        out=dot_dims("dot", x, weight),
         precision=precision,
         preferred_element_type=preferred_element_type,
     )
+
+
+def dot_dims(name: str, x: Tensor, weight: Tensor) -> Dims:
+    """The dims of `x` times a weight, after the checks of an op `name` of the two; see `dot`."""
+    ins = weight.role.ins if weight.role else ()
+    if not ins:
+        raise MeshDSLError(
+            f"{name}: the second operand {dim_algebra.show(weight.dims)} does not say which dims "
+            "it contracts; make it with `ins`, by md.normal(key, dims, ins=...) or "
+            "md.parameter(array, dims, ins=...), or write md.einsum(x, w, out=(...))"
+        )
+    loop = dim_algebra.union(name, [x.dims, weight.dims])
+    names = [d.name for d in x.dims]
+    for each in ins:
+        if each not in names:
+            raise MeshDSLError(
+                f"{name}: the weight {dim_algebra.show(weight.dims)} contracts "
+                f"{weight.dim(each)}, which {dim_algebra.show(x.dims)} lacks{nearest(each, names)}"
+            )
+    if jnp.issubdtype(weight.dtype, jnp.inexact) and not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise MeshDSLError(
+            f"{name}: {dim_algebra.show(x.dims)} is {x.dtype}, in which a weight of {weight.dtype} "
+            "would lose its fractions; md.cast it first, or look indices up with md.take"
+        )
+    return tuple([d for d in loop if d.name not in ins])

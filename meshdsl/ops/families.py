@@ -38,10 +38,12 @@ from meshdsl.ops import (
 )
 from meshdsl.ops.attention import attention
 from meshdsl.ops.declare import DECLARED, Declaration
+from meshdsl.ops.precision import quantize
 
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "Component-wise": (functions, component),
     "Contracting": (einsum, attention, cross_entropy, routed),
+    "Few bits": (quantize,),
     "Control flow and calculus": (
         scan,
         loops,

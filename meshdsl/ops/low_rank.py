@@ -8,16 +8,17 @@ added. So no op computes anything of the size of the weight, and neither does th
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import jax
 
-from meshdsl.dims import Dim, Dims
+from meshdsl.dims import Dim
 from meshdsl.ops.component import cast
 from meshdsl.ops.einsum import einsum
 from meshdsl.ops.index import take
 from meshdsl.stand_in import StandIn, as_tensor
-from meshdsl.tensor import Parameter, Tensor
+from meshdsl.tensor import Tensor
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -30,7 +31,7 @@ class LowRank(StandIn):
       b: that dim, and the other dims of the weight.
     """
 
-    def __init__(self, weight: Tensor, a: Tensor, b: Tensor):
+    def __init__(self, weight: Any, a: Tensor, b: Tensor):
         self.weight, self.a, self.b = weight, a, b
 
     def tree_flatten_with_keys(self) -> tuple:
@@ -42,43 +43,19 @@ class LowRank(StandIn):
     def tree_unflatten(cls, _: None, children: Any) -> LowRank:
         return cls(*children)
 
+    def of(self, weight: Any) -> LowRank:
+        """This adapter beside another weight."""
+        return LowRank(weight, self.a, self.b)
+
     def as_tensor(self) -> Tensor:
-        product = einsum(self.a, self.b, out=self.weight.dims)
-        return self.weight + cast(product, self.weight.dtype)
-
-    @property
-    def dims(self) -> Dims:
-        return self.weight.dims
-
-    @property
-    def dtype(self) -> Any:
-        return self.weight.dtype
-
-    @property
-    def role(self) -> Parameter | None:
-        return self.weight.role
-
-    def dim(self, name: str) -> Dim:
-        """The dim called `name`."""
-        return self.weight.dim(name)
-
-    def cast(self, dtype: Any) -> LowRank:
-        """This, with weight and adapter in another dtype."""
-        return LowRank(cast(self.weight, dtype), cast(self.a, dtype), cast(self.b, dtype))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.as_tensor(), name)
-
-    def compute(self, op: Callable, args: tuple, named: dict[str, Any]) -> Any:
-        linear = _LINEAR.get(op.__name__)
-        result = linear(self, op, args, named) if linear else None
-        return super().compute(op, args, named) if result is None else result
+        product = einsum(self.a, self.b, out=self.dims)
+        return self.weight + cast(product, self.dtype)
 
     def _cast(self, op: Callable, args: tuple, named: dict[str, Any]) -> LowRank | None:
         given = dict(zip(("x", "dtype"), args, strict=False)) | named
-        return self.cast(given["dtype"]) if set(given) == {"x", "dtype"} else None
+        if set(given) != {"x", "dtype"}:
+            return None
+        return LowRank(*[op(x, given["dtype"]) for x in (self.weight, self.a, self.b)])
 
     def _dot(self, op: Callable, args: tuple, named: dict[str, Any]) -> Tensor | None:
         options = dict(zip(("x", "weight"), args, strict=False)) | named
@@ -109,21 +86,5 @@ class LowRank(StandIn):
         of_ids = take(self.a, ids, self.a.dim(name))
         return result + cast(einsum(of_ids, self.b, out=result.dims), result.dtype)
 
-
-# For each op that is linear in a weight, by its name: a function that computes the op without
-# adding the adapter to the weight. It returns None if the weight is another argument of the op.
-_LINEAR: dict[str, Callable] = {
-    "cast": LowRank._cast,
-    "dot": LowRank._dot,
-    "einsum": LowRank._einsum,
-    "take": LowRank._take,
-}
-
-
-def _operator(name: str) -> Callable:
-    return lambda self, *others: getattr(self.as_tensor(), name)(*map(as_tensor, others))
-
-
-_OPERATORS = "add radd sub rsub mul rmul truediv rtruediv pow rpow neg abs lt le gt ge getitem"
-for _name in _OPERATORS.split():
-    setattr(LowRank, f"__{_name}__", _operator(f"__{_name}__"))
+    # The ops that are linear in a weight, which do without adding the adapter to the weight.
+    ways = MappingProxyType({"cast": _cast, "dot": _dot, "einsum": _einsum, "take": _take})

@@ -114,7 +114,7 @@ class FromJax:
             for v in trace.program.invars
         ]
         args = jax.tree.unflatten(trace.tree, shapes)
-        mesh = abstract_mesh(scope.sizes, scope.platform)
+        mesh = abstract_mesh(scope.sizes, scope.platform, scope.device_kind)
         found = describe.repeats(self, args, scope.layout, mesh)
         self._lowered, self._traces, self._fallbacks = scope, traces, fallbacks
         return found

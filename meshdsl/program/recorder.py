@@ -40,8 +40,8 @@ class Move:
 
     Attributes:
       operation: `all_gather`, `psum`, `psum_scatter`, `all_to_all`, `ppermute`, `pmax`, or one that
-        moves nothing: `slice`, `vary`, `hold` (a whole copy is at hand), `follow` (the gradient of
-        a part goes round a ring with it), or `place` and `mask`, which make a pending sum.
+        moves nothing: `slice`, `vary`, `hold` (nothing in the forward pass), `follow` (the gradient
+        of a part goes round a ring with it), or `place` and `mask`, which make a pending sum.
       axes: the mesh axes that it goes over.
       bytes: of one execution on one device: the larger of what goes in and what comes out.
       why: the rule that asked for it.

@@ -16,8 +16,8 @@ from meshdsl.errors import MeshDSLError, quote
 from meshdsl.layout import Layout
 from meshdsl.lowering.lower import Lowered, lower
 from meshdsl.machine import Target, find_target
-from meshdsl.machine.target import mesh_on
-from meshdsl.mesh import abstract_mesh, axis_sizes
+from meshdsl.machine.target import abstract_mesh_on, mesh_on
+from meshdsl.mesh import axis_sizes
 from meshdsl.predict.compiler.topology import target_devices
 from meshdsl.predict.explanation import Explanation
 from meshdsl.program.program import Program
@@ -190,8 +190,7 @@ def analysis_of(
             "md.Layout(rules, mesh={...}), or read one with md.Layout.load(file)"
         )
     layout, sizes = _mesh(layout, mesh, target)
-    platform = target.chip.kind if target else None
-    where = mesh if isinstance(mesh, Mesh) else abstract_mesh(sizes, platform)
+    where = mesh if isinstance(mesh, Mesh) else abstract_mesh_on(target, sizes)
     lowered = fn if isinstance(fn, Lowered) else lower(fn, layout, where, **how)
     each = None if flops is None else flops / math.prod(sizes.values())
     return Analysis(

@@ -21,7 +21,7 @@ from meshdsl.layout_search.text import describe
 from meshdsl.layout_search.workload import Workload, sizes_of
 from meshdsl.lowering.lower import Lowered
 from meshdsl.machine import Target
-from meshdsl.mesh import abstract_mesh
+from meshdsl.machine.target import abstract_mesh_on
 from meshdsl.predict.compiler.report import CompiledReport
 from meshdsl.predict.compiler.topology import target_devices
 from meshdsl.tools.function import analysis_of, chosen_target, how_to_lower
@@ -159,6 +159,6 @@ def function_workload(
     """
 
     def program(layout: Layout, settings: Mapping[str, str]):
-        return lowered.on(abstract_mesh(sizes_of(layout), target.chip.kind), layout).program(*args)
+        return lowered.on(abstract_mesh_on(target, sizes_of(layout)), layout).program(*args)
 
     return Workload(title, target, program, lambda layout, settings: compile(layout))

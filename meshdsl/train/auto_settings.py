@@ -29,8 +29,7 @@ from meshdsl.fields import AUTO, tried
 from meshdsl.figures import byte_words, flop_words, time_words
 from meshdsl.layout import Layout
 from meshdsl.machine import Target, chip_of
-from meshdsl.machine.target import target_at_hand
-from meshdsl.mesh import abstract_mesh
+from meshdsl.machine.target import abstract_mesh_on, target_at_hand
 from meshdsl.predict.advice import remedies
 from meshdsl.predict.explain import explain
 from meshdsl.predict.explanation import Explanation
@@ -268,7 +267,7 @@ def _candidate(
     values: Values,
 ) -> _Candidate:
     """What a configuration comes to in which the settings have these `values`."""
-    mesh: Any = abstract_mesh(dict(sizes), target.chip.kind if target else None)
+    mesh: Any = abstract_mesh_on(target, sizes)
     explanation = explain(Job(config, layout, mesh).program(), target=target)
     flops = float(sum(sum(op.flops.values()) for op in explanation.ops))
     time = explanation.time

@@ -26,6 +26,7 @@ from meshdsl.family import Family
 from meshdsl.family.by_name import DEFAULT, family_name, find_family
 from meshdsl.fields import ClassChoice, bounded, chosen, listed
 from meshdsl.ops.checkpoint import ATTENTION, HIDDEN, QKV
+from meshdsl.train.few_bits import ALWAYS_WIDE, CHANNEL, COMPUTE, check_formats
 
 FORMATS = ("auto", "text", "jsonl", "parquet", "arrow", "tokens", "chat", "folders", "arrays")
 FLOATS = ("float32", "bfloat16", "float16")
@@ -187,6 +188,12 @@ class Precision:
         `dynamic`, or a number above 0.
       stochastic_rounding: whether parameters in bfloat16 are rounded up or down at random, by how
         near each is.
+      matmul: the format in which matrices are multiplied: `compute`, the dtype of activations, or
+        `int8` or `fp8`; or a table of formats by patterns of their names, of which the last one
+        that matches a name counts.
+      scales: how what is multiplied in few bits gets its scales: `channel`, by the largest element
+        of each row and column, or `static=N`, of which the largest is taken to be N.
+      except_: patterns of the names of matrices that `matmul` leaves as they are.
     """
 
     params: str = chosen("float32", ("float32", "bfloat16"))
@@ -197,6 +204,9 @@ class Precision:
     optimizer: str = chosen("float32", ("float32", "bfloat16"))
     loss_scale: str | float = "none"
     stochastic_rounding: bool = False
+    matmul: str | dict = COMPUTE
+    scales: str = CHANNEL
+    except_: tuple[str, ...] = ALWAYS_WIDE
 
     def __post_init__(self) -> None:
         if self.loss_scale not in ("none", "dynamic") and not _positive(self.loss_scale):
@@ -206,6 +216,7 @@ class Precision:
             )
         if self.stochastic_rounding and self.params != "bfloat16":
             raise MeshDSLError("precision.stochastic_rounding: is for precision.params=bfloat16")
+        check_formats(self.matmul, self.scales)
 
 
 def _positive(text: str | float) -> bool:

@@ -16,6 +16,7 @@ import meshdsl as md
 from meshdsl.family.calls import measured
 from meshdsl.train.adapters import adapted
 from meshdsl.train.data.device_batches import put_on_devices
+from meshdsl.train.few_bits import in_few_bits
 from meshdsl.train.job import Arrays, Job
 from meshdsl.train.precision import cast
 
@@ -23,7 +24,7 @@ from meshdsl.train.precision import cast
 class Evaluator:
     """Measures a job's model under its layout.
 
-    It computes in the dtypes that the job's steps compute in, without dropout.
+    It computes in the dtypes and formats that the job's steps compute in, without dropout.
     """
 
     def __init__(self, job: Job):
@@ -32,7 +33,7 @@ class Evaluator:
 
         def sums(model: Any, batch: dict[str, md.Tensor], adapters: Any) -> dict[str, md.Average]:
             model = model if adapters is None else adapted(model, adapters)
-            return measured(family, model, batch, job.how)
+            return measured(family, in_few_bits(model, job.formats), batch, job.how)
 
         lowered = md.lower(sums, job.layout, job.mesh, dims=job.dims)
         self._sums = jax.jit(

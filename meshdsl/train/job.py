@@ -26,6 +26,7 @@ from meshdsl.train.adapters import RANK, adapted_names, first_adapters
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
 from meshdsl.train.data.device_batches import put_on_devices
+from meshdsl.train.few_bits import formats_of, in_few_bits
 from meshdsl.train.optimizer import groups_of, make_optimizer, peak
 from meshdsl.train.settings import leaves
 from meshdsl.train.step import State, TrainStep
@@ -48,6 +49,7 @@ class Job:
       step: the model's `TrainStep`.
       dims: the dims that a layout for this model may speak of.
       frozen: the names of the parameters that are not trained.
+      formats: how the matrices are multiplied that are multiplied in few bits.
 
     Raises:
       MeshDSLError: a pattern of parameters matches none, or nothing is trained; the layout does
@@ -95,12 +97,14 @@ class Job:
             offload=config.offload,
             shapes=shapes,
         )
+        self.formats = formats_of(config.precision, self.step.shapes.params)
 
     def _loss(
         self, model: Any, batch: dict[str, md.Tensor], key: Any
     ) -> tuple[md.Tensor, dict[str, md.Tensor]]:
         if isinstance(key, md.Tensor):  # with microbatches, each of which has a key of its own
             key = key.array
+        model = in_few_bits(model, self.formats)
         return loss_and_report(self.config.model, model, batch, key, self.how)
 
     @property

@@ -22,7 +22,17 @@ from typing import Any
 
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.extras import extra
-from meshdsl.fields import AUTO, BOUNDS, ClassChoice, crossed, descriptions, legal, summary, tried
+from meshdsl.fields import (
+    AUTO,
+    BOUNDS,
+    ClassChoice,
+    crossed,
+    descriptions,
+    key_of,
+    legal,
+    summary,
+    tried,
+)
 from meshdsl.parsing import parse_toml
 
 _WIDTH = 100  # of comments
@@ -70,14 +80,17 @@ def _updated(
       known: the keys that a key that is unknown may be meant for; by default those of `config`.
       instead: as for `read`.
     """
-    fields = {field.name: field for field in dataclasses.fields(config)}
-    kinds = typing.get_type_hints(type(config))
+    fields = {key_of(field): field for field in dataclasses.fields(config)}
+    kinds = {
+        key.removesuffix("_"): kind for key, kind in typing.get_type_hints(type(config)).items()
+    }
     known = known or [each for each, _ in leaves(config)]
     changes: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         name, dot, rest = key.partition(".")
-        kind, now = kinds.get(name), getattr(config, name, None)
+        kind = kinds.get(name)
+        now = getattr(config, fields[name].name) if name in fields else None
         takes_table = dict in typing.get_args(kind)  # as it is, in a field of `str | dict`
         if kind is dict or _entry_type(kind) or dataclasses.is_dataclass(now):
             below = {rest: value} if dot else value
@@ -100,6 +113,7 @@ def _updated(
             changes[name] = _with_entries(now, entry, below, here)
         else:
             changes[name] = _updated(now, below, here, known)
+    changes = {fields[key].name: value for key, value in changes.items()}
     return dataclasses.replace(config, **changes) if changes else config
 
 
@@ -254,7 +268,7 @@ def leaves(config: Any) -> Iterator[tuple[str, Any]]:
                 for key, leaf in leaves(entry)
             )
         elif not (isinstance(value, dict) and not value):
-            yield field.name, list(value) if isinstance(value, tuple) else value
+            yield key_of(field), list(value) if isinstance(value, tuple) else value
 
 
 def to_toml(config: Any) -> str:
@@ -308,7 +322,7 @@ def _setting(field: dataclasses.Field, said: str, value: Any, kind: Any) -> Iter
     values = "true or false" if kind is bool else legal(field.metadata)
     yield from _comment(f"{said} Legal: {values}.".lstrip() if values else said)
     plain = list(value) if isinstance(value, tuple) else value
-    yield _toml({field.name: plain}).rstrip("\n")
+    yield _toml({key_of(field): plain}).rstrip("\n")
 
 
 def _table(values: dict[str, Any], entry: Any, said: str, path: tuple[str, ...]) -> Iterator[str]:

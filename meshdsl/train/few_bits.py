@@ -1,0 +1,117 @@
+"""Which matrices of a model are multiplied in few bits, and how, by the table `[precision]`.
+
+    [precision]
+    matmul = "int8"
+    except = ["head.*"]
+
+The model does not change: each of these weights is replaced by one whose products are in few bits,
+see `meshdsl.ops.precision.few_bits`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from meshdsl.errors import MeshDSLError, quote
+from meshdsl.ops.precision.few_bits import FewBits
+from meshdsl.ops.precision.formats import RECIPES, Recipe, recipe
+from meshdsl.stand_in import StandIn
+from meshdsl.tensor import is_tensor
+from meshdsl.train.trained import matched, name_at, parameters_by_name
+
+COMPUTE, CHANNEL, STATIC = "compute", "channel", "static="
+# What recipes keep in more bits, because errors there cost the most and products there the least.
+ALWAYS_WIDE = ("embedding.*", "head.*", "*norm*", "*router*")
+
+
+class Formats(NamedTuple):
+    """How matrices of a model are multiplied.
+
+    Attributes:
+      recipes: by the names of the matrices that are multiplied in few bits.
+      largest: the largest magnitude of what is multiplied; None: it is found each time.
+    """
+
+    recipes: Mapping[str, Recipe]
+    largest: float | None
+
+
+def check_formats(matmul: str | Mapping[str, Any], scales: str) -> None:
+    """Raise a MeshDSLError unless each format is known, and the scales are."""
+    for name in _by_pattern(matmul).values():
+        if name != COMPUTE:
+            recipe(f"precision.matmul={matmul}", name)
+    _largest(scales)
+
+
+def formats_of(precision: Any, model: Any) -> Formats:
+    """How the settings of `precision` have the matrices of a model multiplied.
+
+    Args:
+      model: a pytree of parameters, or of their descriptions.
+
+    Raises:
+      MeshDSLError: a pattern matches no matrix.
+    """
+    by_pattern = _by_pattern(precision.matmul)
+    found: dict[str, Recipe] = {}
+    if set(by_pattern.values()) <= {COMPUTE}:
+        return Formats(found, None)
+    parameters = parameters_by_name(model).items()
+    names = [name for name, x in parameters if x.role and x.role.ins and x.role.outs]
+    for pattern, name in by_pattern.items():
+        for each in matched([pattern], names, "precision.matmul"):
+            found.pop(each, None)
+            if name != COMPUTE:
+                found[each] = RECIPES[name]
+    kept = [p for p in precision.except_ if p not in ALWAYS_WIDE or _matches(p, names)]
+    wide = matched(kept, names, "precision.except")
+    found = {name: recipe for name, recipe in found.items() if name not in wide}
+    return Formats(found, _largest(precision.scales))
+
+
+def in_few_bits(model: Any, formats: Formats) -> Any:
+    """`model`, in which the matrices that `formats` names are multiplied in few bits."""
+    if not formats.recipes:
+        return model
+
+    def replaced(path: tuple, weight: Any) -> Any:
+        found = formats.recipes.get(name_at(path))
+        if found is None:
+            return weight
+        if isinstance(weight, StandIn):
+            return weight.of(FewBits(weight.weight, found, formats.largest))
+        return FewBits(weight, found, formats.largest)
+
+    is_weight = lambda x: is_tensor(x) or isinstance(x, StandIn)
+    return jax.tree_util.tree_map_with_path(replaced, model, is_leaf=is_weight)
+
+
+def _by_pattern(matmul: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    return matmul if isinstance(matmul, Mapping) else {"*": matmul}
+
+
+def _matches(pattern: str, names: Sequence[str]) -> bool:
+    try:
+        return bool(matched([pattern], names, ""))
+    except MeshDSLError:
+        return False
+
+
+def _largest(scales: str) -> float | None:
+    """The largest magnitude that `scales` states; None if it is to be found."""
+    if scales == CHANNEL:
+        return None
+    try:
+        largest = float(scales.removeprefix(STATIC)) if scales.startswith(STATIC) else 0.0
+    except ValueError:
+        largest = 0.0
+    if not 0 < largest < float("inf"):
+        raise MeshDSLError(
+            f"precision.scales={quote(scales)}: expected {CHANNEL}, or {STATIC}N for the largest "
+            "magnitude N, a number above 0"
+        )
+    return largest
