@@ -102,8 +102,8 @@ def _forward(product: Product, operands: Operands):
         weight=operands.weight.astype(recipe.forward.dtype),
     )
     total = _contracted(low.x, x, low.weight, weight, out, recipe.forward)
-    total = total * align(low.x_scale, without(x, product.ins), out)
-    total = total * align(low.weight_scale, without(weight, product.ins), out)
+    total = total * _along(low.x_scale, without(x, product.ins), out)
+    total = total * _along(low.weight_scale, without(weight, product.ins), out)
     return total.astype(operands.x.dtype), low
 
 
@@ -120,7 +120,7 @@ _multiplied.defvjp(_forward, _backward)
 def _by_x(product: Product, low: Operands, g):
     """The cotangent of what `x` stands for."""
     out, outs, format = product.out, product.outs, product.recipe.gradient
-    g = g * align(low.weight_scale, without(product.weight, product.ins), out)
+    g = g * _along(low.weight_scale, without(product.weight, product.ins), out)
     values, scale = _quantized(product.at, g, out, outs, format)
     total = _contracted(values, out, low.weight, product.weight, product.x, format)
     return total * align(scale, without(out, outs), product.x)
@@ -131,10 +131,10 @@ def _by_weight(product: Product, low: Operands, g):
     x, out, rows, format = product.x, product.out, product.rows, product.recipe.gradient
     of_scale = without(x, product.ins)
     if len(rows) == 1:
-        full = low.x.astype(g.dtype) * align(low.x_scale, of_scale, x).astype(g.dtype)
+        full = low.x.astype(g.dtype) * _along(low.x_scale, of_scale, x).astype(g.dtype)
         return _einsum(full, x, g, out, product.weight, jnp.float32)
     *others, last = rows
-    along = g.astype(jnp.float32) * align(low.x_scale, of_scale, out)
+    along = g.astype(jnp.float32) * _along(low.x_scale, of_scale, out)
     values, scale = _quantized(product.at, along, out, (last,), format)
     in_front = lambda array, dims: _flattened(array, dims, tuple(others))
     (x_rows, x_dims), (g_rows, g_dims) = in_front(low.x, x), in_front(values, out)
@@ -152,6 +152,11 @@ def _by_weight(product: Product, low: Operands, g):
     like = jax.eval_shape(one, *[array[0] for array in each])
     zeros = collectives.vary(jnp.zeros(like.shape, like.dtype), collectives.varying(g))
     return lax.scan(lambda total, rows: (total + one(*rows), None), zeros, each)[0]
+
+
+def _along(scale, dims: Dims, target: Dims) -> jax.Array:
+    """A scale with `dims` shaped to broadcast; one that has been stated has no dims."""
+    return align(scale, dims, target) if scale.ndim else scale
 
 
 def _quantized(at: DeviceLoop, array, dims: Dims, over: Dims, format: Format):
