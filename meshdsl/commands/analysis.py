@@ -26,6 +26,7 @@ from meshdsl.tools.analysis import Analysis
 from meshdsl.train.auto_settings import Choice, choose, settings_that_save_memory
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
+from meshdsl.train.few_bits import slow_formats
 from meshdsl.train.job import Job
 from meshdsl.train.optimizer import TABLE
 from meshdsl.train.settings import override
@@ -64,7 +65,7 @@ def training_analysis(
         unit=task.unit,
         model_flops=None if flops is None else (flops[0] / devices, flops[1] / devices),
         remedies=tuple(settings_that_save_memory(config, layout, sizes)),
-        notes=_notes(config.optimizer.name),
+        notes=(*_notes(config.optimizer.name), *slow_formats(config.precision, target)),
         remat=choice.remat if choice else "",
         choice=choice.line if choice else "",
     )

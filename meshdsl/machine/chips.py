@@ -111,6 +111,8 @@ class Chip:
       slice_copies: how often the compiler copies what a turn of a loop reads of a stack that
         another loop has kept, on average, in passes over it.
       float32_slowdown: how many times longer a product of float32 takes than one of bfloat16.
+      int8_speedup, fp8_speedup: how many times faster a product of these is than one of bfloat16; 1
+        for a chip that computes it in bfloat16.
       kernel_latency: the least seconds of a kernel that touches more than a few numbers.
       small_sum: the device waits for sums of fewer bytes; 0 where there is no such limit.
       link_bandwidth: bytes/s one way, of one link of a torus or of a GPU into its node's switch.
@@ -172,6 +174,8 @@ class Chip:
     kept: float = _figure("size", shared=True, must="")
     slice_copies: float = _figure("number", 0.0, must="")
     float32_slowdown: float = _figure("number", 1.0, must="")
+    int8_speedup: float = _figure("number", 1.0, must="")
+    fp8_speedup: float = _figure("number", 1.0, must="")
     kernel_latency: float = _figure("time", must="")
     small_sum: float = _figure("size", must="")
     step_latency: float = _figure("time", must="")
@@ -204,6 +208,13 @@ class Chip:
     def timed(self) -> bool:
         """Whether times can be estimated: the chip has figures."""
         return self.flops > 0
+
+    def slowdown(self, dtype: str) -> float:
+        """How many times longer a product of a dtype, by NumPy's name, takes than of bfloat16."""
+        if dtype == "float32":
+            return self.float32_slowdown
+        of_fp8 = self.fp8_speedup if dtype.startswith("float8") else 1.0
+        return 1 / (self.int8_speedup if dtype == "int8" else of_fp8)
 
     def overlap_over(self, form: str) -> Overlap:
         """How the compiler runs collectives over axes of a form, empty for those between slices."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from meshdsl.errors import MeshDSLError, quote
+from meshdsl.machine import Target
 from meshdsl.ops.precision.few_bits import FewBits
 from meshdsl.ops.precision.formats import RECIPES, Recipe, recipe
 from meshdsl.stand_in import StandIn
@@ -24,6 +25,7 @@ from meshdsl.train.trained import matched, name_at, parameters_by_name
 
 COMPUTE, CHANNEL, STATIC = "compute", "channel", "static="
 # What recipes keep in more bits, because errors there cost the most and products there the least.
+_WORTH = 1.2  # times the rate of bfloat16: below it rounding costs about what products gain
 ALWAYS_WIDE = ("embedding.*", "head.*", "*norm*", "*router*")
 
 
@@ -88,6 +90,23 @@ def in_few_bits(model: Any, formats: Formats) -> Any:
 
     is_weight = lambda x: is_tensor(x) or isinstance(x, StandIn)
     return jax.tree_util.tree_map_with_path(replaced, model, is_leaf=is_weight)
+
+
+def slow_formats(precision: Any, target: Target | None) -> tuple[str, ...]:
+    """A line for each format of `precision.matmul` that the chip multiplies hardly any faster."""
+    if target is None or not target.chip.timed:
+        return ()
+    chip, lines = target.chip, []
+    rates = {name: 1 / chip.slowdown(r.forward.dtype.name) for name, r in RECIPES.items()}
+    best = max(rates, key=lambda name: rates[name])
+    for name in sorted({n for n in _by_pattern(precision.matmul).values() if n != COMPUTE}):
+        if rates[name] < _WORTH:
+            better = f"; {best} at {rates[best]:.3g} times it" if rates[best] >= _WORTH else ""
+            lines.append(
+                f"precision.matmul: {chip.name} multiplies {name} at {rates[name]:.3g} times the "
+                f"rate of bfloat16{better}"
+            )
+    return tuple(lines)
 
 
 def _by_pattern(matmul: str | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ def is_the_ops_own(op: Op, move: Move) -> bool:
 
 def own_moves(ops: list[Op]) -> set[str]:
     """The operations of the moves that travel and that ops asked for themselves."""
-    free = {"slice", "vary", "place", "mask"}
+    free = {"slice", "vary", "hold", "place", "mask"}
     return {m.operation for op in ops for m in op.moves if is_the_ops_own(op, m)} - free
 
 

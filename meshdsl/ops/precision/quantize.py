@@ -32,9 +32,8 @@ from meshdsl.ops.reduce import Which, along_some
 from meshdsl.tensor import Dtypes, Parameter, Tensor
 
 
-def _quantize_example(quantize: Callable, x: Tensor, dims) -> Tensor:
-    values, scale = quantize(x, "int8", dims)
-    return dequantize(values, scale)
+def _quantize_example(quantize: Callable, x: Tensor, dims) -> tuple[Tensor, Tensor]:
+    return quantize(x, "int8", dims)
 
 
 @op(
@@ -73,9 +72,13 @@ def quantize(
     return quantized(x, over, recipe("quantize", format).forward, _checked(largest))
 
 
+def _dequantize_example(dequantize: Callable, x: Tensor, dims) -> Tensor:
+    return dequantize(*quantize(x, "int8", dims))
+
+
 @op(
     computes="its own numbers",
-    example=along_some(_quantize_example),
+    example=along_some(_dequantize_example),
     floats=True,
 )
 def dequantize(values: Tensor, scale: Tensor) -> Tensor:

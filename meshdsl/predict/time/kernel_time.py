@@ -41,6 +41,8 @@ _WIDTHS = {
     "bool": 1,
     "int8": 1,
     "uint8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
 }
 # Operands of a product pass so many times as fast as results do, where that is not a TPU's.
 _OPERANDS = 5
@@ -81,16 +83,15 @@ def _seconds(kernel: Kernel, chip: Chip) -> float:
             chip.slice_copies if kernel.primitive == TAKE else _SLOWER.get(kernel.primitive, 1.0)
         )
         return (in_memory + passing) * times
-    slower = {"float32": chip.float32_slowdown}
     if is_fused(kernel):
         products = sum(
-            dot.flops * slower.get(dot.dtype, 1.0) * (chip.imbalance if dot.uneven else 1.0)
+            dot.flops * chip.slowdown(dot.dtype) * (chip.imbalance if dot.uneven else 1.0)
             for dot in kernel.dots
         )
         return max(products / (chip.flops * FUSED_EFFICIENCY), in_memory)
     on_tpu = chip.kind == "tpu"
     flops = sum(
-        padded_flops(dot, chip.tile) * slower.get(dot.dtype, 1.0) * (dot.lanes if on_tpu else 1.0)
+        padded_flops(dot, chip.tile) * chip.slowdown(dot.dtype) * (dot.lanes if on_tpu else 1.0)
         for dot in kernel.dots
     )
     products = flops / (chip.flops * chip.matmul_efficiency)

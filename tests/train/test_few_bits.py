@@ -1,0 +1,113 @@
+"""Training in few bits: which matrices, the same under every layout, and resumed bit for bit."""
+
+import jax
+import numpy as np
+import pytest
+
+from meshdsl.errors import MeshDSLError
+from meshdsl.machine import find_target
+from meshdsl.train.config import Config
+from meshdsl.train.few_bits import formats_of, slow_formats
+from meshdsl.train.settings import leaves, override, read, to_toml
+from meshdsl_cli import main
+from tests.helpers import only
+from tests.train.common import SHORT, losses, tiny_job
+from tests.train.test_trained import steps
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+INT8 = "precision.matmul=int8"
+FEED_FORWARD = {f"blocks.layer.mlp.{name}.weight" for name in ("gate", "up", "down")}
+LAYERS = ("model.layers=4", "model.d_ff=32")
+
+
+def low(*settings: str) -> set[str]:
+    """The names of the matrices that are multiplied in few bits."""
+    return set(tiny_job("single", *settings).formats.recipes)
+
+
+def test_heads_and_embeddings_stay_as_they_are_by_default():
+    found = low(INT8)
+    assert FEED_FORWARD <= found and all(name.startswith("blocks.") for name in found)
+    assert not low()
+
+
+def test_patterns_choose_matrices_and_formats():
+    assert low(INT8, "precision.except=*attention*") == FEED_FORWARD | {
+        "head.weight",
+        "embedding.table",
+    }
+    table = {"*": "fp8", "*.mlp.*": "int8", "*.up.*": "compute"}
+    config = override(Config(), **{"precision.matmul": table})
+    model = jax.eval_shape(config.model.init, jax.random.key(0))
+    found = formats_of(config.precision, model).recipes
+    assert found["blocks.layer.mlp.down.weight"].name == "int8"
+    assert found["blocks.layer.attention.out.weight"].name == "fp8"
+    assert "blocks.layer.mlp.up.weight" not in found
+
+
+def test_the_settings_are_written_and_read(tmp_path):
+    config = override(Config(), [INT8, "precision.scales=static=8", "precision.except=head.*"])
+    assert dict(leaves(config))["precision.except"] == ["head.*"]
+    text = to_toml(config)
+    assert "\nexcept = [" in text
+    (tmp_path / "run.toml").write_text(text)
+    assert read(tmp_path / "run.toml", Config()) == config
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            "precision.matmul=int9",
+            "precision.matmul=int9: the format is one of 'int8', 'fp8', not 'int9'",
+        ),
+        ("precision.scales=row", "precision.scales='row': expected channel, or static=N"),
+        ("precision.scales=static=0", "precision.scales='static=0': expected channel, or static"),
+        ("precision.except=*wight", "precision.except: no parameter is called `*wight`"),
+    ],
+)
+def test_errors(setting, said):
+    with pytest.raises(MeshDSLError) as error:
+        tiny_job("single", INT8, setting)
+    assert str(error.value).startswith(said)
+
+
+def test_a_format_that_the_chip_only_emulates_is_said():
+    fp8 = override(Config(), ["precision.matmul=fp8"]).precision
+    assert slow_formats(fp8, find_target("v5p:2x2x1")) == (
+        "precision.matmul: v5p multiplies fp8 at 0.97 times the rate of bfloat16; int8 at 1.86 "
+        "times it",
+    )
+    assert not slow_formats(fp8, find_target("tpu7x:2x2x1")) and not slow_formats(fp8, None)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    only(
+        ["fsdp-tensor", "pipeline-fsdp"],
+        "fsdp-tensor pipeline-fsdp zero1 zero2 fsdp-once fsdp-sequence hybrid-fsdp tensor ulysses "
+        "context sequence pipeline pipeline-rounds pipeline-tensor".split(),
+    ),
+)
+def test_the_first_step_is_that_of_one_device(layout):
+    """Later ones differ where a rounding of what differs in its last bit goes the other way."""
+    (found, _), (expected, _) = (steps(each, INT8, *LAYERS) for each in (layout, "single"))
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_bit_for_bit(tmp_path):
+    settings = [*SHORT, "layout=fsdp", "devices=4", INT8, "steps=4", "checkpoint.every=2"]
+    assert main(["train", "--out", str(tmp_path / "whole"), *settings]) == 0
+    assert main(["train", "--out", str(tmp_path / "halves"), *settings]) == 0
+    (tmp_path / "halves" / "checkpoints" / "4").rename(tmp_path / "gone")
+    assert main(["train", "--resume", "--out", str(tmp_path / "halves")]) == 0
+    assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_an_adapter_trains_beside_a_frozen_weight_in_few_bits():
+    lora = ("lora.parameters=blocks.*.weight", "lora.rank=2")
+    first, then = steps("fsdp", INT8, *lora)
+    assert then != first and np.isfinite([first, then]).all()
+    np.testing.assert_allclose(first, steps("single", INT8, *lora)[0], rtol=2e-6)
