@@ -23,6 +23,7 @@ def describe(report: CompiledReport) -> str:
     sections = (
         _head,
         _unread,
+        _wide,
         _surprises,
         _memory,
         _time,
@@ -54,6 +55,12 @@ def _surprises(r: CompiledReport) -> list[str]:
         f"SURPRISES: {len(r.surprises)} kinds of collectives that no record explains",
         *_rows(r.surprises),
     ]
+
+
+def _wide(r: CompiledReport) -> list[str]:
+    if not r.wide:
+        return []
+    return ["products that were meant to be in few bits", *[f"  {line}" for line in r.wide]]
 
 
 def _unread(r: CompiledReport) -> list[str]:

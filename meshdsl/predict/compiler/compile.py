@@ -24,6 +24,7 @@ from meshdsl.predict.compiler.match import match
 from meshdsl.predict.compiler.out_of_memory import OutOfMemory, parse_oom
 from meshdsl.predict.compiler.replay import replay
 from meshdsl.predict.compiler.report import ChipMemory, CompiledReport, with_compiled_memory
+from meshdsl.predict.compiler.wide_products import wide_products
 from meshdsl.predict.explanation import Explanation, TensorView, TimeView
 from meshdsl.predict.pipelines import timed
 from meshdsl.program.collective import Collective
@@ -134,6 +135,7 @@ def _report_compiled(
         remedies=_remedies(memory, explanation, program) if fits is False else (),
         unread=module.unread.kinds() if text else (),
         notes=tuple(note for note in (no_text, hosts) if note),
+        wide=wide_products(module, program),
         pipelines=timed(explanation.pipelines, explanation.ops, time),
     )
 

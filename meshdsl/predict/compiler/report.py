@@ -68,6 +68,7 @@ class CompiledReport:
         collectives and arrays is without it.
       remat, choice: as in `Explanation`.
       pipelines: of the program, with the times of the replayed schedule.
+      wide: the products that were meant to be in few bits and are not, in words.
     """
 
     title: str
@@ -91,6 +92,7 @@ class CompiledReport:
     remat: str = ""
     choice: str = ""
     pipelines: tuple[PipelineView, ...] = ()
+    wide: tuple[str, ...] = ()
 
     @property
     def surprises(self) -> tuple[CompiledCollective, ...]:
@@ -114,7 +116,8 @@ class CompiledReport:
         """
         memory = with_compiled_memory(explanation.memory, self.memory)
         unread = [sentence] if (sentence := unread_sentence(self.unread)) else []
-        found = (*unread, *map(_surprise_line, self.surprises), *self.notes)
+        wide = [f"meant to be in few bits: {line}" for line in self.wide]
+        found = (*unread, *wide, *map(_surprise_line, self.surprises), *self.notes)
         notes = (f"compiled for {self.target}: {self.verdict}", *found, *explanation.notes)
         return replace(
             explanation,
