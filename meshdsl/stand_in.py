@@ -71,9 +71,10 @@ for _name in _OPERATORS.split():
 
 
 def as_tensor(x: Any) -> Any:
-    """The Tensor that `x` stands for, or `x` itself; of a list or tuple, those of its elements."""
+    """The Tensor that `x` stands for, or `x` itself; of a list or tuple, one of those of its elements."""
     if isinstance(x, (list, tuple)) and stand_in(tuple(x), {}) is not None:
-        return [as_tensor(each) for each in x]
+        found = [as_tensor(each) for each in x]
+        return tuple(found) if isinstance(x, tuple) else found
     return x.as_tensor() if isinstance(x, StandIn) else x
 
 

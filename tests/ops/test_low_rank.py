@@ -33,6 +33,15 @@ CALLS = {
     "reduced": lambda w: md.sum(w) + w.sum(),
     "transposed": lambda w: md.transpose(w, (B, A)),
     "a list": lambda w: md.concat([w, SUM], "a"),
+    "a tuple": lambda w: md.concat((w, SUM), "a"),
+    "experts": lambda w: md.routed(
+        lambda groups, rows, table: rows * groups.take(table)[:, :1],
+        X,
+        md.tensor(np.zeros((5, 1), int), (C, md.Dim("top", 1))),
+        md.tensor(np.ones((5, 1), np.float32), (C, md.Dim("top", 1))),
+        (md.rename(w, "a", "z"),),
+        "z",
+    ),
     "indexed": lambda w: w["a", 0:2],
 }
 
