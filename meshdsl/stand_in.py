@@ -71,7 +71,7 @@ for _name in _OPERATORS.split():
 
 
 def as_tensor(x: Any) -> Any:
-    """The Tensor that `x` stands for, or `x` itself; of a list or tuple, one of those of its elements."""
+    """The Tensor that `x` stands for, or `x` itself; of a list or tuple, those of what it has."""
     if isinstance(x, (list, tuple)) and stand_in(tuple(x), {}) is not None:
         found = [as_tensor(each) for each in x]
         return tuple(found) if isinstance(x, tuple) else found

@@ -176,6 +176,17 @@ def test_zeros_and_empty_dims():
     assert md.quantized_dot(data(B, empty, D), UP).shape == (4, 0, 24)
 
 
+def test_sums_that_int32_might_not_hold_are_computed_as_usual():
+    long = md.Dim("d_model", 140_000)
+    x, w = md.tensor(jnp.ones((2, 140_000)), (md.Dim("batch", 2), long)), weight(long, F, ins=long)
+    np.testing.assert_array_equal(md.quantized_dot(x, w).array, md.dot(x, w).array)
+    rows = md.Dim("length", 140_000)
+    x = md.tensor(jnp.ones((1, 140_000, 2)), (md.Dim("batch", 1), rows, md.Dim("d_model", 2)))
+    w = weight(md.Dim("d_model", 2), md.Dim("d_ff", 2), ins="d_model")
+    gradient = md.value_and_grad(lambda w: md.sum(md.quantized_dot(x, w)))(w)[1]
+    np.testing.assert_allclose(gradient.array, 140_000, rtol=5e-3)
+
+
 # -- in the place of a weight ---------------------------------------------------------------------
 
 LOW = FewBits(UP, INT8)

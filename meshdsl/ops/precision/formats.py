@@ -34,12 +34,14 @@ class Format(NamedTuple):
       sums: the dtype in which products of such numbers are added up.
       bound: the magnitude that the largest one becomes.
       ends: the least and the largest number of the format.
+      longest: how many products of two such numbers may be added up.
     """
 
     dtype: np.dtype
     sums: np.dtype
     bound: float
     ends: tuple[float, float]
+    longest: int = 2**62
 
     def nearest(self, x) -> jax.Array:
         """The numbers of this format that are nearest to `x`, in the dtype of `x`."""
@@ -55,7 +57,7 @@ def _floats(dtype: Any) -> Format:
     return Format(jnp.dtype(dtype), jnp.dtype(jnp.float32), largest, (-largest, largest))
 
 
-INT8 = Format(jnp.dtype(jnp.int8), jnp.dtype(jnp.int32), 127.5, (-127.0, 127.0))
+INT8 = Format(jnp.dtype(jnp.int8), jnp.dtype(jnp.int32), 127.5, (-127.0, 127.0), 2**31 // 127**2)
 E4M3, E5M2 = _floats(jnp.float8_e4m3fn), _floats(jnp.float8_e5m2)
 
 

@@ -14,8 +14,8 @@ rounded with a scale of its own. Nothing that has been rounded is rounded again.
 
 The rows of a gradient of a weight may be those of a microbatch, and a rounding must not depend on
 which rows come together. So low precision is used along the last dim of the rows alone, for each
-index of the others; these terms are added up in float32. Where the rows have a single dim, this
-product is computed in the dtype of `x`.
+index of the others; these terms are added up in float32. Where the rows have a single dim, or the
+last one is so long that int32 might overflow, this product is computed in the dtype of `x`.
 """
 
 from __future__ import annotations
@@ -72,6 +72,12 @@ class Product(NamedTuple):
     def rows(self) -> Dims:
         """The dims of the result that `x` alone has."""
         return without(self.x, self.weight)
+
+    @property
+    def last_row(self) -> Dims:
+        """The dim of the rows along which the gradient of the weight is in few bits, if any is."""
+        *others, last = self.rows
+        return (last,) if others and last.size <= self.recipe.gradient.longest else ()
 
 
 class Operands(NamedTuple):
@@ -130,7 +136,7 @@ def _by_weight(product: Product, low: Operands, g):
     """The cotangent of what the weight stands for, in float32."""
     x, out, rows, format = product.x, product.out, product.rows, product.recipe.gradient
     of_scale = without(x, product.ins)
-    if len(rows) == 1:
+    if not product.last_row:
         full = low.x.astype(g.dtype) * _along(low.x_scale, of_scale, x).astype(g.dtype)
         return _einsum(full, x, g, out, product.weight, jnp.float32)
     *others, last = rows
@@ -203,7 +209,7 @@ def _in_order(array) -> jax.Array:
 
 def _note_backward(product: Product) -> None:
     """Write down the maxima over devices that the backward pass takes."""
-    at, rows = product.at, product.rows
-    for over in (product.outs, rows[-1:] if len(rows) > 1 else ()):
+    at = product.at
+    for over in (product.outs, product.last_row):
         kept = [at.size(d) for d in without(product.out, over)]
         at.note_move("hold", over, prod(kept) * 4, backward="pmax")

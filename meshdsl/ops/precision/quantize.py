@@ -143,12 +143,15 @@ def product(
 ) -> Tensor:
     """The product of two Tensors of one dtype, of which each has dims that the other lacks.
 
-    A product of which a dim is empty, or which is none of two matrices, is computed as usual.
+    A product of which a dim is empty, that sums over more than the format can add up, or that is
+    none of two matrices, is computed as usual.
     """
     ins = tuple(d for d in x.dims if d in weight.dims and d not in out)
     rows, outs = without(x.dims, weight.dims), without(weight.dims, x.dims)
     matrices = ins and rows and outs and {*rows, *outs} <= set(out)
-    if not matrices or not (x.size and weight.size):
+    longest = max(dim_algebra.size(ins), dim_algebra.size(outs))
+    too_long = longest > min(recipe.forward.longest, recipe.gradient.longest)
+    if not matrices or too_long or not (x.size and weight.size):
         return einsum(x, weight, out=out)
     of_x, x_scale = quantized(x, ins, recipe.forward, largest)
     of_weight, weight_scale = quantized(weight, ins, recipe.forward, largest)
