@@ -21,8 +21,8 @@ from meshdsl.predict.memory.tiles import LANES, round_up
 
 _LAYOUT = re.compile(r"\w+\[[\d,<= ]*\](?:\{([\d,]*)(?::T\((\d+)(?:,(\d+))?\))?[^}]*\})?")
 _COMMENT = re.compile(r"/\*.*?\*/")
-_OF_STACKS = {"dynamic-slice", "dynamic-update-slice"}
-_OF_POSITIONS = set("parameter constant bitcast tuple convert compare select add subtract".split())
+_BARE = ("convert", "broadcast")
+_COSTLY = set("exponential exponential-minus-one log logistic tanh erf power".split())
 _MOVES = ("all-", "reduce-scatter", "collective-", "async-", "copy-", "call-")
 
 
@@ -63,26 +63,34 @@ def seen_kernels(text: str, program: str, chip: Chip) -> Iterator[Seen]:
                 yield found
 
 
-def seconds_of_slices(text: str, chip: Chip) -> float:
-    """How long one turn of each loop copies slices from stacks, into any order, and into stacks."""
+def bare_instructions(text: str, chip: Chip) -> Iterator[tuple[str, int, float]]:
+    """The single instructions that are not fused: the kind, the elements and the seconds of each.
+
+    The kind is `bare` for a conversion or a fill, and `reorder` for a copy from memory to memory
+    with another dim in lanes.
+    """
     module = Module(text)
-    loops = [i for i in module.instructions.values() if i.opcode == "while"]
-    bodies = {module.named(loop, "body") for loop in loops}
-    return sum(
-        (i.cycles or 0) / chip.clock
-        for body in bodies
-        for i in module.computations[body]
-        if _copies_slice(module, i)
-    )
+    fused = {module.named(i, "calls") for i in module.instructions.values() if i.opcode == "fusion"}
+    for computation, instructions in module.computations.items():
+        for i in instructions if computation not in fused else ():
+            if not i.cycles or len(i.results) != 1:
+                continue
+            kind = "bare" if i.opcode in _BARE else ""
+            if i.opcode == "copy" and _changes_lanes(i, module.operands(i)[0]):
+                kind = "reorder"
+            if kind:
+                yield kind, i.results[0].elements, i.cycles / chip.clock
 
 
-def _copies_slice(module: Module, i: Instruction) -> bool:
-    """Whether an instruction does nothing but copy a slice, from a stack or into one."""
-    shape = i.results[0].shape if i.results else ()
-    if i.opcode != "fusion":  # the first dim of a slice has one element
-        return i.opcode == "copy" and len(shape) >= 3 and shape[0] == 1
-    inside = {j.opcode for j in module.computations[module.named(i, "calls")]}
-    return bool(inside & _OF_STACKS) and inside <= _OF_STACKS | _OF_POSITIONS
+def _changes_lanes(copy: Instruction, operand: Instruction) -> bool:
+    """Whether a copy goes from memory to memory, in tiles of eight rows, with other lanes."""
+    lanes = set()
+    for i in (copy, operand):
+        found = _LAYOUT.fullmatch(_COMMENT.sub("", i.type))
+        if not found or found[2] != "8" or i.results[0].memory == ON_CHIP:
+            return False
+        lanes.add(found[1].split(",")[0])
+    return len(lanes) == 2
 
 
 def _communicates(module: Module, fusion: Instruction) -> bool:
@@ -112,6 +120,8 @@ def _seen(module: Module, fusion: Instruction, program: str, chip: Chip) -> Seen
         moves.append(_move(array, size if part is None else part, part is None, write=True))
     kernel = Kernel(fusion.opcode, fusion.scope, moves=[m for m, _, _ in moves])
     kernel.dots = list(_dots(module, inside))
+    if len(kernel.dots) == 1:
+        kernel.costly = _costly(module, inside, kernel.dots[0])
     cycles = fusion.cycles
     assert cycles is not None
     return Seen(
@@ -180,6 +190,17 @@ def _dots(module: Module, inside: list[Instruction]) -> Iterator[Dot]:
             k = stated if abs(stated / k - 1) < 0.2 else k
             m, n, k = round(left.elements / k), round(right.elements / k), round(k)
             yield Dot(1, m, k, n, 2 * m * k * n, left.dtype)
+
+
+def _costly(module: Module, inside: list[Instruction], dot: Dot) -> int:
+    """The elements of an operand that a fusion computes by exponentials and the like."""
+    operands, found = (dot.m * dot.k, dot.k * dot.n), 0
+    for i in inside:
+        if i.opcode == "fusion":
+            found = max(found, _costly(module, module.computations[module.named(i, "calls")], dot))
+        elif i.opcode in _COSTLY and i.results[0].elements in operands:
+            found = max(found, i.results[0].elements)
+    return 0 if found == dot.m * dot.n else found
 
 
 def tiled_bytes(instruction: Instruction) -> list[float]:

@@ -9,10 +9,11 @@ are read with their cycles (`compiled_kernels`). From these come:
 - `fetched` and `kept`: which arrays the compiler had in fast memory, by their size;
 - the rates of element-wise code and reductions, then those of products: least squares of the
   logarithm of the times, in which longer kernels count more, and outliers little;
-- `slice_copies`: how long the small steps copy slices of stacks beyond what is foreseen, in passes
-  over what their backward loops read of what forward loops have kept;
+- `bare_rate` and `reorder_rate`: the medians of conversions and fills, and of copies that put
+  another dim into lanes;
 - `residuals`: how far the compiler's time is from the estimate, as a standard deviation of the
-  logarithm, for programs that were left out of the fit, each fifth in turn.
+  logarithm, for programs that were left out of the fit, each fifth in turn; and `step` and
+  `layout`, how far the small steps are off beyond what that says.
 
 Bytes and elements of arrays are nearly proportional, so `hbm_efficiency` is drawn to 1. Nothing is
 fitted to a whole step. `--write` puts the figures into `meshdsl/machine/hardware.toml`.
@@ -24,9 +25,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,16 +42,16 @@ from jax.sharding import SingleDeviceSharding
 from scipy.optimize import least_squares
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.machine import Chip, find_target
+from meshdsl.machine import Chip, Network, find_target
 from meshdsl.machine.chips import TABLE, unit_of
 from meshdsl.mesh import make_mesh
+from meshdsl.predict.compiler.replay import replay
 from meshdsl.predict.compiler.topology import compile_only, target_devices
-from meshdsl.predict.kernels.kernel_graph import kernel_graph
-from meshdsl.predict.kernels.primitives import TAKE
 from meshdsl.predict.time.kernel_time import kernel_seconds
+from meshdsl.predict.time.uncertainty import LAYOUT, STEP
 from meshdsl.tools.analysis import Analysis
 
-from .compiled_kernels import Seen, seconds_of_slices, seen_kernels
+from .compiled_kernels import Seen, bare_instructions, seen_kernels
 from .kept import compiled
 from .measure import show
 from .random_workloads import small_step
@@ -68,7 +71,7 @@ _OF_PRODUCTS = (
     "prologue_rate",
     "epilogue_rate",
 )
-_FIGURES = (*_OF_PASSES, *_OF_PRODUCTS, "fetched", "kept", "slice_copies")
+_FIGURES = (*_OF_PASSES, *_OF_PRODUCTS, "fetched", "kept", "bare_rate", "reorder_rate")
 
 
 def products(chip: str, number: int) -> Any:
@@ -102,21 +105,20 @@ def step(chip: str, number: int) -> Any:
     return analysis.on(mesh).lowered
 
 
-def slice_copies(name: str, chip: Chip, number: int) -> float:
-    """`Chip.slice_copies`: the mean of the small steps, by time."""
-    once = replace(chip, slice_copies=1.0)
-    copied = needed = 0.0
-    for i in range(number):
-        kept = (KEPT / name / f"step-{i}").with_suffix(".txt")
+def unfused_figures(name: str, number: int) -> dict[str, float]:
+    """`bare_rate` and `reorder_rate`: the medians of the programs, weighted by time."""
+    chip, seen = find_target(TARGETS[name]).chip, defaultdict(list)
+    for kept in (KEPT / name / f"{k}-{i}.txt" for i in range(number) for k in ("products", "step")):
         if kept.exists() and (text := kept.read_text()):
-            copied += seconds_of_slices(text, chip)
-            analysis = analysis_of(name, i)
-            graph = kernel_graph(analysis.on(analysis.mesh).program(), kind="tpu")
-            loops = (kernel.loop for kernel in graph.kernels)
-            turns = [kernel for loop in loops if loop for kernel in loop.kernels]
-            needed += sum(kernel_seconds(k, once) for k in turns if k.primitive == TAKE)
-            copied -= sum(kernel_seconds(k, once) for k in turns if k.primitive == "copy")
-    return max(copied / needed, 0.0) if needed else 0.0
+            for kind, elements, seconds in bare_instructions(text, chip):
+                if seconds >= _LEAST:
+                    seen[kind].append((elements / seconds, seconds))
+    found = {}
+    for kind, pairs in seen.items():
+        rates, weights = np.array(sorted(pairs)).T
+        middle = np.searchsorted(np.cumsum(weights), weights.sum() / 2)
+        found[f"{kind}_rate"] = float(rates[middle])
+    return found
 
 
 def read(chip: str, number: int) -> list[Seen]:
@@ -213,6 +215,27 @@ def residuals(chip: Chip, seen: Sequence[Seen]) -> dict[str, tuple[float, int]]:
     }
 
 
+def residual_of_steps(name: str, chip: Chip, number: int) -> float:
+    """How far the small steps are off beyond what the residuals of their pieces say.
+
+    Half of it, as a variance, is taken to be common to all layouts of a model.
+    """
+    more = []
+    for i in range(number):
+        kept = (KEPT / name / f"step-{i}").with_suffix(".txt")
+        if not kept.exists() or not (text := kept.read_text()):
+            continue
+        analysis = analysis_of(name, i)
+        assert analysis.target is not None
+        target = replace(analysis.target, chip=chip)
+        time = replace(analysis, target=target).explain().time
+        assert time is not None and time.estimate is not None
+        real = replay(text, chip, Network(target, analysis.sizes), analysis.sizes).step
+        pieces = [d for n, d in time.estimate.deviations.items() if n not in (STEP, LAYOUT)]
+        more.append(math.log(real / time.step) ** 2 - (math.hypot(*pieces) / time.step) ** 2)
+    return math.sqrt(max(float(np.mean(more)), 0.0) / 2) if more else 0.0
+
+
 def toml(chip: Chip, found: Chip, missed: Mapping[str, tuple[float, int]]) -> dict[str, str]:
     """The lines of the file for each figure, and those of the residuals."""
     number = {name: missed["product" if name in _OF_PRODUCTS else "pass"][1] for name in _FIGURES}
@@ -260,7 +283,11 @@ def main() -> None:
         chip = find_target(TARGETS[name]).chip
         seen = [one for one in read(name, given.programs) if one.seconds >= _LEAST]
         found, missed = fitted(chip, seen), residuals(chip, seen)
-        found = replace(found, slice_copies=slice_copies(name, found, given.programs))
+        found = replace(found, **unfused_figures(name, given.programs))
+        known = {kind: deviation for kind, (deviation, _) in missed.items()}
+        found = replace(found, residuals={**chip.residuals, **known})
+        of_steps = residual_of_steps(name, found, given.programs)
+        missed |= dict.fromkeys((STEP, LAYOUT), (of_steps, given.programs))
         lines = toml(chip, found, missed)
         print("\n".join([f"[{name}]", *lines.values(), json.dumps(missed)]), file=sys.stderr)
         values = [f"{getattr(found, figure):.4g}" for figure in _FIGURES]

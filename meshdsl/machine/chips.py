@@ -108,8 +108,8 @@ class Chip:
       fetched: bytes of an array of which half are in fast memory when a kernel reads them; 0 where
         there is none.
       kept: bytes of an array of which half are left in fast memory by the kernel that writes them.
-      slice_copies: how often the compiler copies what a turn of a loop reads of a stack that
-        another loop has kept, on average, in passes over it.
+      bare_rate: elements/s of a single operation that is not fused, such as a conversion.
+      reorder_rate: elements/s of copies into another order of dims, from memory to memory.
       float32_slowdown: how many times longer a product of float32 takes than one of bfloat16.
       int8_speedup, fp8_speedup: how many times faster a product of these is than one of bfloat16; 1
         for a chip that computes it in bfloat16.
@@ -172,7 +172,8 @@ class Chip:
     epilogue_rate: float = _figure("elements", shared=True, must="")
     fetched: float = _figure("size", shared=True, must="")
     kept: float = _figure("size", shared=True, must="")
-    slice_copies: float = _figure("number", 0.0, must="")
+    bare_rate: float = _figure("elements", shared=True, must="")
+    reorder_rate: float = _figure("elements", shared=True, must="")
     float32_slowdown: float = _figure("number", 1.0, must="")
     int8_speedup: float = _figure("number", 1.0, must="")
     fp8_speedup: float = _figure("number", 1.0, must="")

@@ -283,8 +283,32 @@ def test_a_scatter_over_lanes_copies_what_a_batch_of_products_made():
 
     out = P(None, None, "data")
     mapped = jax.shard_map(gradient, mesh=mesh, in_specs=(P(None, "data"),) * 2, out_specs=out)
-    made = graph(mapped, array(4, 8, 16), array(4, 8, 128), mesh=mesh)
+    made = graph(mapped, array(4, 8, 16), array(4, 8, 128), mesh=mesh, kind="tpu")
     assert names(made) == ["dot_general", "reorder", "reduce_scatter"]
+
+
+@pytest.mark.parametrize(
+    "width, made",
+    [
+        (256, ["dot_general", "reduce_scatter"]),  # whole tiles for each device
+        (128, ["dot_general", "reorder", "reduce_scatter"]),  # two parts make a tile
+        (160, ["dot_general", "reduce_scatter", "slice"]),  # runs as a sum of all of it
+    ],
+)
+def test_a_scatter_over_lanes_runs_as_a_sum_where_its_parts_make_no_tiles(width, made):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+
+    def gradient(x, y):
+        return lax.psum_scatter(x @ y, "data", scatter_dimension=1, tiled=True)
+
+    mapped = jax.shard_map(
+        gradient, mesh=mesh, in_specs=P(), out_specs=P(None, "data"), check_vma=False
+    )
+    given = graph(mapped, array(64, 64), array(64, width), mesh=mesh, kind="tpu")
+    assert names(given) == made
+    (scatter,) = (k for k in given.kernels if k.collective)
+    assert scatter.whole == (made[-1] == "slice")
+    assert scatter.writes[0].shape == (64, width if scatter.whole else width // 2)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +318,7 @@ def test_a_scatter_over_lanes_copies_what_a_batch_of_products_made():
         ((256, 128), 1, []),  # whole lanes
         ((256, 64), 1, ["reorder"]),  # the parts are no whole lanes: libtpu has 256 in lanes
         ((64, 200), 0, ["reorder"]),  # of the whole, 128 in lanes pads less than 200
-        ((3, 20, 256), 1, ["reorder_tiles"]),  # gathered in front of the dim of 3
+        ((3, 20, 256), 1, ["copy"]),  # gathered in front of the dim of 3
         ((100, 62), 1, ["reorder"]),  # 62 are no whole rows either
     ],
 )
@@ -303,14 +327,34 @@ def test_what_a_tpu_gathers_is_copied_where_its_order_is_another(part, dim, copi
 
     def function(weight):
         with jax.named_scope("md.f.1"):
-            return lax.all_gather(weight, "data", axis=dim, tiled=True)
+            return jnp.sum(lax.all_gather(weight, "data", axis=dim, tiled=True))
 
     split = P(*["data" if i == dim else None for i in range(len(part))])
     mapped = jax.shard_map(function, mesh=mesh, in_specs=split, out_specs=P(), check_vma=False)
     whole = [2 * n if i == dim else n for i, n in enumerate(part)]
     made = graph(mapped, array(*whole), mesh=mesh, kind="tpu")
-    assert names(made) == ["all_gather", *copies]
-    assert names(graph(mapped, array(*whole), mesh=mesh, kind="gpu")) == ["all_gather"]
+    assert names(made) == ["all_gather", *copies, "reduce_sum"]
+    assert "reorder" not in names(graph(mapped, array(*whole), mesh=mesh, kind="gpu"))
+
+
+def test_what_a_tpu_gathers_as_a_result_or_exchanges_is_copied():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+
+    def function(weight, x):
+        whole = lax.all_gather(weight, "data", axis=0, tiled=True)
+        return whole, lax.all_to_all(x, "data", split_axis=1, concat_axis=0, tiled=True)
+
+    mapped = jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=(P("data"), P("data")),
+        out_specs=(P(), P(None, "data")),
+        check_vma=False,
+    )
+    given = array(128, 128), array(16, 16, 128)
+    after = ["all_gather", "copy", "copy", "all_to_all", "copy"]
+    assert names(graph(mapped, *given, mesh=mesh, kind="tpu")) == after
+    assert names(graph(mapped, *given, mesh=mesh, kind="gpu")) == ["all_gather", "all_to_all"]
 
 
 def test_what_a_tpu_gathers_in_a_loop_may_have_one_row_in_a_tile():
@@ -345,19 +389,51 @@ def test_a_tpus_fused_kernel_gives_statistics_of_rows_in_all_lanes(used, slices)
         assert kernel.writes == [result, statistic]
 
 
-def test_a_tpu_may_copy_the_slices_of_what_another_loop_kept():
-    def function(x, weights):
+@pytest.mark.parametrize("length, copied", [(128, [(2, 128, 64)]), (32, [])])
+def test_a_tpu_puts_slices_of_what_lay_lengthwise_into_order(length, copied):
+    def function(x, weights, wide):
         def turn(x, w):
-            return jnp.tanh(x @ w), x
+            return jnp.tanh(x @ w), (x, x @ wide)
+
+        def back(y, w):
+            (kept, hidden), weight = w
+            return y + kept @ weight + hidden[..., :64], None
 
         _, kept = lax.scan(turn, x, weights)
-        return lax.scan(lambda c, w: (c + jnp.sum(w[0] @ w[1]), None), 0.0, (kept, weights))[0]
+        return lax.scan(back, x, (kept, weights))[0]
 
-    given = array(64, 64), array(4, 64, 64)
+    given = array(2, length, 64), array(4, 64, 64), array(64, 256)
     _, second = (k.loop for k in graph(function, *given, kind="tpu").kernels if k.loop)
-    (take,) = (k for k in second.kernels if k.primitive == "take_slice")
-    assert take.traffic == 2 * 64 * 64 * 4 and take.reads[0].within is not None
+    takes = [k for k in second.kernels if k.primitive == "take_slice"]
+    assert [k.writes[0].shape for k in takes] == copied
+    assert all(k.reads[0].within is not None for k in takes)
     assert "take_slice" not in names(graph(function, *given).kernels[-1].loop)
+
+
+def test_nothing_joins_a_kernel_through_a_barrier_and_both_pass_at_once():
+    def function(x, y, z):
+        both = lax.optimization_barrier((x @ y, x @ z))
+        return jnp.tanh(both[0]), both[1] @ y
+
+    made = graph(function, array(64, 64), array(64, 64), array(64, 64), kind="tpu")
+    assert names(made) == ["dot_general", "dot_general", "tanh", "dot_general"]
+    first, second, tanh, last = made.kernels
+    products = {id(first.writes[0]), id(second.writes[0])}
+    assert {id(b) for b in tanh.behind} == {id(b) for b in last.behind} == products
+    assert tanh.bare and not last.bare
+
+
+def test_a_tpu_copies_the_tables_of_an_optimizer_whose_width_is_padded():
+    def update(table, moment, gradient):
+        moment = 0.9 * moment + gradient
+        return table - moment, moment
+
+    def made(width):
+        given = [array(10000, width) for _ in range(3)]
+        return names(graph(update, *given, kind="tpu"))
+
+    assert made(256) == ["add"]
+    assert made(192) == [*["reorder"] * 3, "add", *["reorder"] * 2]
 
 
 @pytest.mark.parametrize("gathered, copies", [(True, 4), (False, 1)])
@@ -426,4 +502,4 @@ def test_more_layers_and_devices_are_no_more_kernels():
         assert peak(graph).bytes > 0
         return len(list(graph.walk()))
 
-    assert kernels(126, {"data": 64, "model": 8}) == kernels(2, {"data": 2, "model": 2})
+    assert kernels(126, {"data": 64, "model": 8}) == kernels(2, {"data": 2, "model": 8})

@@ -27,7 +27,8 @@ CHIP = SimpleNamespace(
     step_latency=0.0,
     operand_bandwidth=0.0,
     fresh_bandwidth=0.0,
-    slice_copies=0.0,
+    bare_rate=5e5,
+    reorder_rate=5e5,
     array_rate=0.0,
     product_latency=0.0,
     result_rate=0.0,
@@ -373,10 +374,24 @@ def test_a_kernel_takes_a_microsecond_at_least():
     assert kernel_seconds(Kernel("add", "", moves=moved(8)), fast) < 1e-9  # scalars
 
 
-@pytest.mark.parametrize("times", [0, 0.5])
-def test_slices_of_kept_stacks_are_copied_as_often_as_the_chip_says(times):
-    kernel = Kernel("take_slice", "", moves=moved(3000, 3000))
-    assert kernel_seconds(kernel, chip(slice_copies=times)) == pytest.approx(times * 6000e-6)
+def test_a_single_operation_takes_a_time_for_each_element_alone():
+    kernel = Kernel("convert_element_type", "", moves=moved(3000, 3000), bare=True)
+    assert kernel_seconds(kernel, chip(bare_rate=1e6)) == pytest.approx(3000e-6)
+
+
+@pytest.mark.parametrize(
+    "primitive, fetched, taken",
+    [
+        ("reorder", 0, 4096),
+        ("reorder", 1e9, 2048),  # what is in fast memory takes half the time
+        ("reorder_rows", 0, 2.75 * 4096),
+        ("take_slice", 0, 16384 + 2048),  # a slice is taken into fast memory first
+    ],
+)
+def test_another_order_takes_a_time_for_each_element(primitive, fetched, taken):
+    kernel = Kernel(primitive, "", moves=[array(32, 128), array(32, 128, write=True)])
+    figures = chip(reorder_rate=1e6, fetched=fetched, kept=fetched)
+    assert kernel_seconds(kernel, figures) == pytest.approx(1e-6 * taken)
 
 
 def test_a_gather_counts_what_it_takes():

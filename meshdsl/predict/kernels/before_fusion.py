@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 from meshdsl.predict.kernels.equations import BARRIER, Block, Equation, Value, original
-from meshdsl.predict.kernels.primitives import ELEMENTWISE
+from meshdsl.predict.kernels.primitives import ELEMENTWISE, ROUND
 from meshdsl.predict.kernels.written_values import SMALL
+
+_PARTS = ("dynamic_update_slice", "scatter-add", "scatter_add")
 
 
 def needed(equations: list[Equation], outputs: Iterable[Value | None]) -> list[Equation]:
@@ -22,12 +25,41 @@ def needed(equations: list[Equation], outputs: Iterable[Value | None]) -> list[E
     return kept[::-1]
 
 
+def unrounded(equations: list[Equation]) -> list[Equation]:
+    """The equations without roundings of what a policy keeps, which other compilers take out."""
+    for equation in equations:
+        if equation.primitive == ROUND:
+            equation.outputs[0].base = original(equation.operands[0])
+    return [equation for equation in equations if equation.primitive != ROUND]
+
+
+def once(equations: list[Equation]) -> list[Equation]:
+    """The equations without element-wise ones that compute what another has computed before."""
+    found: list[Equation] = []
+    known: dict[Any, Value] = {}
+    for equation in equations:
+        if equation.primitive in ELEMENTWISE and len(equation.outputs) == 1:
+            (result,) = equation.outputs
+            operands = tuple(
+                str(var) if v is None else (id(original(v)), v.shape, v.transposed)
+                for v, var in zip(equation.inputs, equation.eqn.invars, strict=True)
+            )
+            params = tuple((k, str(p)) for k, p in equation.eqn.params.items())
+            key = equation.primitive, operands, params, result.shape, result.dtype
+            if key in known:
+                result.base = known[key]
+                continue
+            known[key] = result
+        found.append(equation)
+    return found
+
+
 def updated_in_place(equations: list[Equation]) -> list[Equation]:
     """The equations with sums of a part computed in that part.
 
-    The gradient of a slice is an array of zeros into which the slice's own gradient is written.
-    Where it is added to another array, the compiler reads and writes that slice of the other array
-    alone, in place.
+    The gradient of a slice, or of a lookup, is an array of zeros into which the slice's own
+    gradient is written, or those of the rows are added. Where it is added to another array, the
+    compiler reads and writes that slice, or those rows, of the other array alone, in place.
     """
     users: dict[Value, int] = defaultdict(int)
     for equation in equations:
@@ -52,7 +84,7 @@ def updated_in_place(equations: list[Equation]) -> list[Equation]:
 def _into_zeros(value: Value | None) -> Equation | None:
     """The equation that makes `value` by writing a part of what a scalar was spread over."""
     maker = value.equation if value is not None and value.base is None else None
-    if maker is None or maker.primitive != "dynamic_update_slice" or maker.inputs[1] is None:
+    if maker is None or maker.primitive not in _PARTS or maker.inputs[1] is None:
         return None
     filled = maker.inputs[0]
     spread = original(filled).equation if filled is not None else None
@@ -63,13 +95,17 @@ def _into_zeros(value: Value | None) -> Equation | None:
 
 def _sum_in_place(whole: Value, update: Equation, equation: Equation) -> list[Equation]:
     """Equations that add an update to the part of `whole` where it is written."""
+    (result,) = equation.outputs
+    if update.primitive != "dynamic_update_slice":
+        inputs = [whole, *update.inputs[1:]]
+        result.equation = Equation(update.primitive, inputs, [result], update.scope, update.eqn)
+        return [result.equation]
     added, where = update.inputs[1], update.inputs[2:]
     assert added is not None
     part, total = added.copy(), added.copy()
     scope, eqn = equation.scope, equation.eqn
     part.equation = Equation("dynamic_slice", [whole, *where], [part], scope, eqn)
     total.equation = Equation("add_any", [part, added], [total], scope, eqn)
-    (result,) = equation.outputs
     result.equation = Equation(
         "dynamic_update_slice", [whole, total, *where], [result], update.scope, update.eqn
     )

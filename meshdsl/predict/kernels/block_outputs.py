@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
-from meshdsl.predict.kernels.equations import Block, Value, original
+from meshdsl.predict.kernels.equations import BARRIER, Block, Value, original
 from meshdsl.predict.kernels.kernels import Buffer, Kernel, Move
-from meshdsl.predict.kernels.primitives import ELEMENTWISE, FILL, PRODUCTS, REDUCTIONS, TAKE
+from meshdsl.predict.kernels.primitives import ELEMENTWISE, FILL, PRODUCTS, REDUCTIONS, ROUND, TAKE
 from meshdsl.predict.kernels.value_table import ValueTable
 from meshdsl.predict.memory.tiles import LANES
 
@@ -68,7 +69,10 @@ def fill_kernels(stacks: Iterable[Buffer]) -> list[Kernel]:
 
     A TPU's compiler leaves them out only where a loop begins with the first slice.
     """
-    return [Kernel(FILL, b.scope, moves=[Move(b, b.bytes, write=True)]) for b in stacks]
+    return [
+        Kernel(FILL, b.scope, writes=[Buffer((), "bool", 0)], moves=[move], bare=True)
+        for b, move in ((b, Move(b, b.bytes, write=True)) for b in stacks)
+    ]
 
 
 def slice_lanes(kernel: Kernel, used: Collection[Buffer]) -> list[Kernel]:
@@ -91,11 +95,42 @@ def slice_lanes(kernel: Kernel, used: Collection[Buffer]) -> list[Kernel]:
     return found
 
 
-def take_kernels(kernels: Iterable[Kernel], slices: Iterable[Buffer]) -> list[Kernel]:
-    """Kernels that copy slices of stacks for the kernels of a turn; they read what is there still.
+def part_kernel(kernel: Kernel) -> Kernel:
+    """The kernel that takes a device's part of a sum; the sum's own gives the whole from now on."""
+    (part,), (array, *_) = kernel.writes, kernel.reads
+    whole = Buffer(array.shape, array.dtype, array.bytes, scope=part.scope)
+    kernel.writes = [whole]
+    moves = [Move(whole, part.bytes), Move(part, part.bytes, write=True)]
+    return Kernel("slice", kernel.scope, [whole], [part], moves=moves)
 
-    How often a TPU's compiler does so says `Chip.slice_copies`.
+
+def put_later(kernels: list[Kernel], kept: Iterable[Buffer], given: Iterable[Buffer]) -> None:
+    """Lets slices be copied into their stacks, where the product that makes one gives more than it.
+
+    A TPU's compiler lets a product write into a stack, but not what a policy names and keeps beside
+    something else.
+
+    Args:
+      given: what the block of `kernels` gives.
     """
+    slices = {id(buffer): buffer for buffer in kept if buffer.within is not None}
+    used = {id(b) for b in given} | {id(b) for kernel in kernels for b in kernel.reads}
+    for kernel in [k for k in kernels if k.dots]:
+        if sum(id(b) in used for b in kernel.writes) < 2:
+            continue
+        for buffer in [b for b in kernel.writes if id(b) in slices]:
+            made = Buffer(buffer.shape, buffer.dtype, buffer.bytes, scope=buffer.scope)
+            for other in kernels:
+                other.reads = [made if b is buffer else b for b in other.reads]
+                other.writes = [made if b is buffer else b for b in other.writes]
+                other.moves = [
+                    replace(m, buffer=made) if m.buffer is buffer else m for m in other.moves
+                ]
+            kernels.append(copy_kernel([made], buffer, buffer.scope))
+
+
+def take_kernels(kernels: Iterable[Kernel], slices: Iterable[Buffer]) -> list[Kernel]:
+    """Kernels that copy slices of stacks into another order, for those of the kernels of a turn."""
     readers = {id(b): kernel.scope for kernel in kernels for b in kernel.reads}
     return [
         copy_kernel([b], Buffer(b.shape, b.dtype, b.bytes), readers[id(b)], TAKE)
@@ -114,4 +149,6 @@ def scope_in_body(block: Block, value: Value | None, constants: int, otherwise: 
         i = block.inputs.index(original(value)) - constants
         value = block.outputs[i] if i < len(block.outputs) else None
     equation = original(value).equation if value is not None else None
+    while equation is not None and equation.primitive in (BARRIER, ROUND):
+        equation = original(equation.operands[0]).equation
     return equation.scope if equation else otherwise

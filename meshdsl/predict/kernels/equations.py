@@ -95,7 +95,9 @@ class Block:
 
 def original(value: Value) -> Value:
     """The value whose memory `value` is; itself if it has memory of its own."""
-    return value.base or value
+    while value.base is not None:
+        value = value.base
+    return value
 
 
 def view(source: Value, value: Value) -> Value:

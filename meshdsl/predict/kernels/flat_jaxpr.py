@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from meshdsl.predict.kernels.equations import BARRIER, Block, Equation, Value, view
@@ -29,9 +28,9 @@ from meshdsl.program.program import Program
 # The result is the memory of the operand, seen otherwise. A transpose is among them, because a
 # compiler takes it into the layout of what uses it.
 _RENAMES = names("""
-    bitcast_convert_type copy copy_p expand_dims hidden_on_cpu layout_constraint name
-    optimization_barrier pbroadcast pcast pvary random_unwrap random_wrap reshape
-    sharding_constraint squeeze stop_gradient transpose
+    bitcast_convert_type copy copy_p expand_dims hidden_on_cpu layout_constraint name pbroadcast
+    pcast pvary random_unwrap random_wrap reshape sharding_constraint squeeze stop_gradient
+    transpose
 """)
 _LOOPS = names("scan while")
 # The jaxprs in their parameters are no programs of their own: the code of one element, say.
@@ -99,6 +98,8 @@ class _Flattener:
         name = eqn.primitive.name
         if name in _RENAMES or self._moves_nothing(eqn):
             return self._renamed(eqn, inputs, is_global)
+        if name == BARRIER:
+            return [v if v is None else self._barrier(eqn, v, scope) for v in inputs]
         if name in _LOOPS or name == "cond":
             return self._with_blocks(eqn, inputs, join_scopes(scope, name), is_global)
         if not name.startswith(_NOT_WALKED) and not eqn.params.get("products"):
@@ -119,14 +120,9 @@ class _Flattener:
         return outputs
 
     def _moves_nothing(self, eqn) -> bool:
-        """Whether this is a collective over axes of size 1, or a rounding to the own precision.
-
-        JAX rounds what a policy keeps for the backward pass, and XLA takes that out again.
-        """
-        if eqn.primitive.name == "reduce_precision":
-            found = jnp.finfo(eqn.invars[0].aval.dtype)
-            wanted = eqn.params["exponent_bits"], eqn.params["mantissa_bits"]
-            return wanted == (found.nexp, found.nmant)
+        """Whether this is a collective over axes of size 1, or a slice of everything."""
+        if eqn.primitive.name == "slice":
+            return eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
         if eqn.primitive.name not in COLLECTIVES:
             return False
         _, parameter = COLLECTIVES[eqn.primitive.name]
@@ -193,9 +189,10 @@ class _Flattener:
         return results
 
     def _barrier(self, eqn, value: Value, scope: str) -> Value:
-        """Puts a barrier behind an array that `jax.checkpoint` recomputes from.
+        """Puts a barrier behind an array: nothing behind it joins the kernel that makes the array.
 
-        The compiler must not look through to what made the array, or it would keep that instead.
+        There is one behind what `jax.checkpoint` recomputes from: if the compiler looked through to
+        what made the array, it would keep that instead.
         """
         behind = value.copy()
         self._add(Equation(BARRIER, [value], [behind], scope, eqn))

@@ -16,68 +16,69 @@ three fates:
 Some values must be copied from one place in memory to another, and each copy is a kernel:
 
 - The result of a collective or of a fused kernel, where a loop stacks the results of its turns: a
-  collective cannot write into the stack.
+  collective cannot write into the stack. Nor can a product write what is kept beside its result.
 - A slice of a stack, where a fused kernel reads it.
-- An operand of a batch of products, where a collective has left its dims in another order.
+- An operand or a result whose dims are needed in another order (`reordered`): of a batch of
+  products, of a collective, of attention with groups of heads, and what lies lengthwise.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from fractions import Fraction
 
 from meshdsl.predict.kernels.before_fusion import (
     convert_stacks,
     needed,
+    once,
     scalars_early,
+    unrounded,
     updated_in_place,
 )
 from meshdsl.predict.kernels.block_outputs import (
     copy_kernel,
     fill_kernels,
+    part_kernel,
     place_outputs,
+    put_later,
     scope_in_body,
     slice_lanes,
     take_kernels,
 )
+from meshdsl.predict.kernels.drafts import Draft, is_bare, is_heavy, postpone
 from meshdsl.predict.kernels.equation_work import collectives, dots, other_flops
 from meshdsl.predict.kernels.equations import BARRIER, Block, Equation, Value, original
 from meshdsl.predict.kernels.kernels import Buffer, Kernel, Loop
 from meshdsl.predict.kernels.moves import moves
 from meshdsl.predict.kernels.primitives import (
+    COSTLY,
     ELEMENTWISE,
     FUSED,
     IN_PLACE,
     PRODUCTS,
     REDUCTIONS,
+    ROUND,
 )
-from meshdsl.predict.kernels.reordered import REORDER, is_batch, relaid, reorders
+from meshdsl.predict.kernels.reordered import (
+    COPY,
+    REORDER,
+    exchanges_inner,
+    grouped_heads,
+    is_batch,
+    is_turned,
+    lengthwise,
+    relaid,
+    reorders,
+    scatters_lanes,
+    stays_lengthwise,
+)
 from meshdsl.predict.kernels.value_table import ValueTable
 from meshdsl.predict.kernels.written_values import written_values
+from meshdsl.predict.memory.tiles import LANES
 from meshdsl.program.collective import phase_in_step
 from meshdsl.program.name_stacks import shares_in
 from meshdsl.program.recorder import tag_in
-
-
-@dataclass(eq=False)
-class _Draft:
-    """A kernel that is being built: further equations of the block may join the kernel.
-
-    Attributes:
-      place: the position of the kernel among the kernels of the block.
-      elements: the number of elements that the kernel goes over; None for a kernel that an equation
-        other than element-wise code or a reduction begins.
-      equations: all equations that the kernel computes, those of unwritten operands included.
-      of_batch: whether the kernel is a batch of products.
-    """
-
-    kernel: Kernel
-    place: int
-    elements: int | None = None
-    equations: set[Equation] = field(default_factory=set)
-    of_batch: bool = False
 
 
 class KernelBuilder:
@@ -90,6 +91,8 @@ class KernelBuilder:
       times: how often the block would run in one call of the program if every branch around the
         block were taken.
       share: the part of `times` in which the branches around the block are taken.
+      lengthwise: of the body of a loop of layers, the activations that it hands on, where these are
+        kept with their length in lanes.
       kernels: the kernels of the block, in program order.
     """
 
@@ -100,15 +103,23 @@ class KernelBuilder:
         flops: dict[tuple[str | None, str], int | Fraction],
         times: int,
         share: Fraction = Fraction(1),
+        lengthwise: Value | None = None,
     ):
         self.table, self.flops, self.times, self.share = table, flops, times, share
+        self.lengthwise = lengthwise
         self.kernels: list[Kernel] = []
         # For each value: the kernel of this block that writes it, and the kernels that read it.
-        self._makers: dict[Value, _Draft] = {}
-        self._readers: dict[Value, list[_Draft]] = defaultdict(list)
+        self._makers: dict[Value, Draft] = {}
+        self._readers: dict[Value, list[Draft]] = defaultdict(list)
         # Values whose kernel further element-wise code and reductions over the value may join.
         self._joinable: set[Value] = set()
-        equations = needed(updated_in_place(block.equations), block.outputs)
+        # What passes one barrier: by the barrier, and by the buffer of each of its results.
+        self._passing: dict[int, list[Buffer]] = defaultdict(list)
+        self._barred: dict[int, list[Buffer]] = {}
+        self._reordered: set[tuple[Value, str]] = set()  # queries that are copied in a phase
+        self._results = {original(v) for v in block.outputs if v is not None}
+        equations = block.equations if table.tiled else unrounded(block.equations)
+        equations = needed(updated_in_place(once(equations)), block.outputs)
         equations = scalars_early(convert_stacks(equations))
         outside = lambda value: table.sources_of([value])
         fused = frozenset() if table.products_alone else PRODUCTS
@@ -116,12 +127,16 @@ class KernelBuilder:
         self._transposed = {original(v) for e in equations for v in e.operands if v.transposed}
         self._used = {original(v) for e in equations for v in e.operands}
         self._used |= {original(v) for v in block.outputs if v is not None}
-        self._drafts: list[_Draft] = []
+        self._drafts: list[Draft] = []
         for equation in equations:
             self._count_flops(equation)
             self._add(equation)
         for draft in self._drafts:
             draft.kernel.moves = moves(draft.kernel, draft.equations, table)
+            draft.kernel.bare = table.tiled and is_bare(draft)
+        for kernel in self.kernels:
+            barred = (o for b in kernel.reads for o in self._barred.get(id(b), ()))
+            kernel.behind = (*kernel.behind, *barred)
 
     def _count_flops(self, equation: Equation) -> None:
         flops = sum(dot.flops for dot in dots(equation)) or other_flops(equation)
@@ -163,6 +178,12 @@ class KernelBuilder:
             self.table.share(behind, before)
             if (maker := self._makers.get(original(before))) is not None:
                 self._makers[behind] = maker
+                carry = self.lengthwise
+                if maker.kernel.dots and carry is not None and behind.shape == carry.shape:
+                    self.table.set_buffer(behind, self._copy(equation, before, REORDER))
+                passing = self._passing[id(equation.eqn)]
+                passing.append(self.table.buffer(behind, ""))
+                self._barred[id(passing[-1])] = passing
         else:
             self.table.buffer(behind, stack.scope)
             self._extend(self._begin(equation), equation, equation.operands, [behind])
@@ -188,10 +209,29 @@ class KernelBuilder:
                 if reader.place > latest and reader.elements == elements
             ]
             draft = min(beside, key=lambda reader: reader.place, default=None)
+            if draft is None and all(
+                v in self._makers and self._makers[v].kernel.dots for v in newest
+            ):
+                draft = self._postponed(sources, elements)
         if draft is None:
             draft = self._begin(equation)
             draft.elements = elements
         self._extend(draft, equation, equation.operands, [value])
+
+    def _postponed(self, sources: Iterable[Value], elements: int) -> Draft | None:
+        """The kernel of a product that writes one of the sources, moved behind all the others.
+
+        None where another source is computed from what that kernel writes.
+        """
+        for value in sorted(sources, key=lambda v: -self._made_at(v)):
+            draft = self._makers.get(value)
+            joinable = value in self._joinable and value.size == elements
+            if draft is None or not joinable or not draft.kernel.dots:
+                continue
+            others = [self.table.buffer(v, "") for v in sources if v is not value]
+            if postpone(draft, self.kernels, self._drafts, others):
+                return draft
+        return None
 
     def _made_at(self, value: Value) -> int:
         """The place of the kernel that writes a value; -1 for a value from outside of the block."""
@@ -219,15 +259,25 @@ class KernelBuilder:
         relay = ""
         if moved:
             kernel.collective, kernel.scope = moved[0], moved[0].scope
+            kernel.whole = self.table.tiled and bool(scatters_lanes(equation)) and not copies
             if self.table.tiled:
                 relay = relaid(equation, in_loop=self.times > 1)
             if not relay and reorders(equation) == "all_gather":
                 self.table.reordered.update(equation.outputs)
+            if not relay and self.table.tiled and self._is_copied_after(equation):
+                relay = COPY
         self._extend(draft, equation, equation.operands, equation.outputs)
+        if kernel.dots:
+            computed = [v.size for e in draft.equations if e.primitive in COSTLY for v in e.outputs]
+            kernel.costly = max(computed, default=0)
         kernel.reads = [copies.get(id(buffer), buffer) for buffer in kernel.reads]
         if equation.primitive == FUSED and self.table.tiled:
+            if grouped_heads(equation):
+                self._reorder_heads(equation)
             used = [self.table.buffer(v, "") for v in equation.outputs if v in self._used]
             self.kernels += slice_lanes(kernel, used)
+        if kernel.whole:
+            self.kernels.append(part_kernel(kernel))
         if relay:
             result = equation.outputs[0]
             self.table.set_buffer(result, self._copy(equation, result, relay))
@@ -240,7 +290,7 @@ class KernelBuilder:
         """Adds copy kernels for operands that the equation cannot read where the operands stand.
 
         A fused kernel cannot read a slice of a stack. A batch of products, and a collective that
-        scatters the result of such a batch, cannot read an operand whose dims are in another order.
+        scatters or exchanges parts, cannot read an operand whose dims are in another order.
 
         Returns:
           The buffer of each copy, by the id of the buffer that was copied.
@@ -252,9 +302,12 @@ class KernelBuilder:
             how = dict.fromkeys(slices, "copy")
         if is_batch(equation):
             how |= dict.fromkeys(sources & self.table.reordered, REORDER)
-        elif reorders(equation) == "reduce_scatter":
-            made = ((v, self._makers.get(v)) for v in sources)
-            how |= {v: REORDER for v, maker in made if maker is not None and maker.of_batch}
+        elif self.table.tiled and exchanges_inner(equation):
+            how |= dict.fromkeys(sources, COPY)
+        elif self.table.tiled and (part := scatters_lanes(equation)):
+            makers = {v: self._makers[v] for v in sources if v in self._makers}
+            tiles = LANES % part == 0
+            how |= {v: REORDER for v, m in makers.items() if m.of_batch or (tiles and is_heavy(m))}
         return {
             id(self.table.buffer(value, scope)): self._copy(equation, value, how[value])
             for value in _by_number(how)
@@ -266,6 +319,39 @@ class KernelBuilder:
         copy = Buffer(buffer.shape, buffer.dtype, buffer.bytes, scope=equation.scope)
         self.kernels.append(copy_kernel([buffer], copy, equation.scope, how))
         return copy
+
+    def _is_copied_after(self, equation: Equation) -> bool:
+        """Whether what a collective gives is copied where it is used, in the same order.
+
+        What is exchanged is, and what is gathered and is a result of the program, which stands in
+        the memory of an argument.
+        """
+        gathered = equation.primitive.startswith("all_gather") and self.times == 1
+        result = gathered and equation.outputs[0] in self._results
+        return result or equation.primitive == "all_to_all"
+
+    def _reorder_heads(self, equation: Equation) -> None:
+        """Adds copies of what a fused kernel of attention with grouped heads reads and gives.
+
+        Such a kernel has the elements of a head in lanes. Queries that are normalised come with
+        their length in lanes, and their gradient goes so, because the sums over a head are then
+        cheap. Where activations lie lengthwise, so do the result and its gradient.
+        """
+        queries, phase = equation.operands[0], phase_in_step(equation.scope)
+        copies = int(self._is_normalised(queries))
+        if phase == "backward" and self.lengthwise is not None:
+            copies += 2
+        if (original(queries), phase) not in self._reordered:
+            self._reordered.add((original(queries), phase))
+            for _ in range(copies):
+                self._copy(equation, queries, REORDER)
+
+    def _is_normalised(self, heads: Value) -> bool:
+        """Whether a kernel divides each head by a number of its own to make them."""
+        rows = heads.size // heads.shape[-1]
+        makers = [self._makers.get(v) for v in self.table.sources_of([heads])]
+        read = [b for maker in makers if maker is not None for b in maker.kernel.reads]
+        return any(b.dtype == "float32" and b.bytes == 4 * rows for b in read)
 
     def _note_in_place(self, equation: Equation, value: Value) -> None:
         """Notes which operands the result of an element-wise equation may be written over.
@@ -284,15 +370,15 @@ class KernelBuilder:
         buffers = self.table.buffer(operand, scope), self.table.buffer(result, scope)
         kernel.in_place.append(buffers)
 
-    def _begin(self, equation: Equation) -> _Draft:
+    def _begin(self, equation: Equation) -> Draft:
         """Begins a kernel."""
-        draft = _Draft(Kernel(equation.primitive, equation.scope), len(self.kernels))
+        draft = Draft(Kernel(equation.primitive, equation.scope), len(self.kernels))
         self.kernels.append(draft.kernel)
         self._drafts.append(draft)
         return draft
 
     def _extend(
-        self, draft: _Draft, equation: Equation, values: Iterable[Value], outputs: Iterable[Value]
+        self, draft: Draft, equation: Equation, values: Iterable[Value], outputs: Iterable[Value]
     ) -> None:
         """Adds an equation to a kernel, which now reads `values` and writes `outputs`."""
         kernel = draft.kernel
@@ -311,11 +397,14 @@ class KernelBuilder:
 
     def _add_with_blocks(self, equation: Equation) -> None:
         """Begins the kernel of a loop or a `cond`, and builds the kernels of its blocks."""
+        fills: list[Kernel] = []
         if self.table.tiled and equation.eqn.params.get("reverse"):
             stacks = equation.outputs[equation.carried :]
-            self.kernels += fill_kernels(self._standing(v, equation.scope)[0] for v in stacks)
+            fills = fill_kernels(self._standing(v, equation.scope)[0] for v in stacks)
+            self.kernels += fills
         draft, scope = self._begin(equation), equation.scope
         kernel = draft.kernel
+        kernel.behind = tuple(b for fill in fills for b in fill.writes)
         for value in equation.operands:
             for source in _by_number(self.table.sources_of([value])):
                 _read(kernel, self.table.buffer(source, scope))
@@ -336,9 +425,11 @@ class KernelBuilder:
             if first is not None:
                 self._note_result_over(kernel, first, result, scope)
 
-    def _inside(self, block: Block, times: int, share: Fraction) -> list[Kernel]:
+    def _inside(
+        self, block: Block, times: int, share: Fraction, lengthwise: Value | None = None
+    ) -> list[Kernel]:
         """The kernels of a block that is nested in this block."""
-        return KernelBuilder(block, self.table, self.flops, times, share).kernels
+        return KernelBuilder(block, self.table, self.flops, times, share, lengthwise).kernels
 
     def _branch(self, block: Block, equation: Equation, share: Fraction) -> list[Kernel]:
         """The kernels of one branch of a `cond`, which write the results of the `cond`."""
@@ -382,11 +473,21 @@ class KernelBuilder:
             result.scope = scope_in_body(block, value, constants, scope)
         which = range(carried, len(results))
         copied = place_outputs(self.table, block, results, which, within=True)
-        kernels = self._inside(block, self.times * length, self.share)
+        carry = lengthwise(block, constants, carried) if self.table.tiled else None
+        kept = [s if self._is_of_loop(s) else None for s in given[stacked:]]
+        turned = None
+        if carry is not None and not stays_lengthwise(kept):
+            turned, carry = carry, None
+        pairs = zip(block.inputs[stacked:], kept, strict=True)
+        slices = [v for v, stack in pairs if stack is not None and is_turned(v, turned)]
+        taken = [self.table.buffer(v, scope) for v in slices] if self.table.tiled else []
+        kernels = self._inside(block, self.times * length, self.share, carry)
+        kernels = take_kernels(kernels, taken) + kernels
         if self.table.tiled:
-            pairs = zip(block.inputs[stacked:], given[stacked:], strict=True)
-            kept = [self.table.buffer(v, scope) for v, stack in pairs if self._is_of_loop(stack)]
-            kernels = take_kernels(kernels, kept) + kernels
+            given_on = [original(v) for v in block.outputs if v is not None]
+            rounded = [v for v in given_on if v.equation and v.equation.primitive == ROUND]
+            buffers = ([self.table.buffer(v, scope) for v in of] for of in (rounded, given_on))
+            put_later(kernels, *buffers)
         for result, value in zip(equation.outputs[carried:], block.outputs[carried:], strict=True):
             if value is not None and original(value) in reordered:
                 reordered.add(original(result))

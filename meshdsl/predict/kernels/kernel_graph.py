@@ -9,6 +9,7 @@ from fractions import Fraction
 from meshdsl.predict.kernels.flat_jaxpr import flatten
 from meshdsl.predict.kernels.kernel_builder import KernelBuilder
 from meshdsl.predict.kernels.kernels import Buffer, Graph, Kernel
+from meshdsl.predict.kernels.reordered import with_tables_in_order
 from meshdsl.predict.kernels.value_table import ValueTable
 from meshdsl.program.program import Program
 
@@ -27,6 +28,8 @@ def kernel_graph(program: Program, kind: str = "") -> Graph:
     flops: dict[tuple[str | None, str], int | Fraction] = defaultdict(int)
     kernels = KernelBuilder(block, table, flops, 1).kernels
     results = [table.buffer(v, "") for v in block.outputs if v is not None]
+    if kind == "tpu":
+        kernels = with_tables_in_order(kernels, results)
     _drop_unread(kernels, {id(b) for b in results} | _read_or_carried(kernels))
     return Graph(
         kernels,

@@ -98,11 +98,15 @@ class Kernel:
         have them.
       collective: what it communicates, with a `count` that takes in the loops around it; None for a
         kernel that computes.
+      behind: what has to be there before it, because of a barrier.
+      whole: whether a scatter runs as a sum of the whole array; each device takes its part of it.
       in_place: pairs of an operand and a result that may take the operand's memory, because both
         are gone over element by element in the same order.
       loop: of a loop, its body.
       branches: of a `cond`, the kernels of each branch.
       shares: how often each of them runs, in one execution: 1 where that is not known.
+      costly: of a product, the elements of operands that it computes by exponentials and the like.
+      bare: whether it is a single operation, which a TPU's compiler does not fuse with any other.
     """
 
     primitive: str
@@ -113,10 +117,14 @@ class Kernel:
     other_flops: int = 0
     moves: list[Move] = field(default_factory=list)
     collective: Collective | None = None
+    behind: tuple[Buffer, ...] = ()
+    whole: bool = False
     in_place: list[tuple[Buffer, Buffer]] = field(default_factory=list)
     loop: Loop | None = None
     branches: tuple[tuple[Kernel, ...], ...] = ()
     shares: tuple[Fraction, ...] = ()
+    costly: int = 0
+    bare: bool = False
 
     @property
     def flops(self) -> int:
@@ -127,6 +135,14 @@ class Kernel:
     def traffic(self) -> int:
         """The bytes that it moves from and to memory."""
         return sum(move.bytes for move in self.moves)
+
+    def sources(self) -> Iterator[Buffer]:
+        """The buffers that it reads, and those that they are slices of."""
+        for buffer in self.reads:
+            source: Buffer | None = buffer
+            while source is not None:
+                yield source
+                source = source.within
 
     @property
     def phase(self) -> str:

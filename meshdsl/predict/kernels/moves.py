@@ -38,7 +38,8 @@ def moves(kernel: Kernel, equations: Iterable[Equation], table: ValueTable) -> l
         for i, value in enumerate(equation.inputs):
             if value is not None and table.is_written(value):
                 buffer = table.buffer(value, equation.scope)
-                wanted[id(buffer)] += part if part is not None and i == 0 else buffer.bytes
+                size = min(value.bytes, buffer.bytes)  # less of what is split further
+                wanted[id(buffer)] += part if part is not None and i == 0 else size
     reads = [Move(b, min(b.bytes, wanted.get(id(b), b.bytes))) for b in kernel.reads]
     writes = kernel.writes if updated is None else kernel.writes[:1]
     return reads + [Move(b, b.bytes if updated is None else updated, write=True) for b in writes]

@@ -23,6 +23,7 @@ REDUCTIONS = names("""
 PRODUCTS = names("dot_general conv_general_dilated")
 FUSED = "local_kernel"  # a fused kernel, written by hand
 FILL = "fill"  # a kernel that fills an array with zeros
+ROUND = "reduce_precision"  # what makes the arrays that a policy keeps for the backward pass
 TAKE = "take_slice"  # a kernel that copies the slice of a stack that a turn of a loop reads
 
 # Element-wise, but an element of the result does not stand where its operand stood.

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from meshdsl.predict.kernels.kernels import Buffer, Kernel
+from meshdsl.predict.kernels.kernels import Kernel
 
 
 def scheduled(
@@ -73,15 +73,6 @@ def scheduled(
     return placed[::-1]
 
 
-def sources(kernel: Kernel) -> Iterator[Buffer]:
-    """The buffers that a kernel reads, and those that they are slices of."""
-    for buffer in kernel.reads:
-        source: Buffer | None = buffer
-        while source is not None:
-            yield source
-            source = source.within
-
-
 def _needed(kernels: Sequence[Kernel]) -> list[set[int]]:
     """For each kernel, the positions of those that have to run before it.
 
@@ -91,8 +82,8 @@ def _needed(kernels: Sequence[Kernel]) -> list[set[int]]:
     readers: dict[int, set[int]] = defaultdict(set)
     found: list[set[int]] = []
     for i, kernel in enumerate(kernels):
-        read = {id(buffer) for buffer in sources(kernel)}
-        needed = {makers[b] for b in read if b in makers}
+        read = {id(buffer) for buffer in kernel.sources()}
+        needed = {makers[b] for b in read | {id(b) for b in kernel.behind} if b in makers}
         for buffer in kernel.writes:
             needed |= readers[id(buffer)]
             if id(buffer) in makers:

@@ -2,7 +2,8 @@
 
 Element-wise code and reductions take their bytes in memory over the bandwidth that copies reach. On
 a TPU they also take a time for each element of their largest array, which passes the vector unit,
-and one for each element of every array.
+and one for each element of every array. An operation that the compiler does not fuse with any other
+takes a time for each element alone, and so does a copy into another order of dims.
 
 A product of a TPU takes a latency, and the longer of two times. One is its FLOPs, with dims padded
 to the matrix unit, over the rate that large products reach; the unit also waits for the arrays that
@@ -25,8 +26,8 @@ from functools import lru_cache
 
 from meshdsl.machine import FUSED_EFFICIENCY, Chip
 from meshdsl.predict.kernels.kernels import Dot, Kernel, Move
-from meshdsl.predict.kernels.primitives import FILL, TAKE
-from meshdsl.predict.kernels.reordered import REORDER, REORDER_ROWS, REORDER_TILES
+from meshdsl.predict.kernels.primitives import TAKE
+from meshdsl.predict.kernels.reordered import REORDER, REORDER_ROWS
 from meshdsl.predict.memory.tiles import buffer_bytes, round_up
 
 _SUBLANES = 8  # rows of a vector register: dims are padded to it if not to the matrix unit
@@ -48,12 +49,9 @@ _WIDTHS = {
 _OPERANDS = 5
 _ALIKE = 0.03  # arrays whose numbers of elements differ by less are taken to be of one kind
 _SCALARS = 4096  # bytes: a kernel that touches no more takes no time of its own
-# How many times longer than its bytes and elements something takes, by the TPU compiler's cycles.
-# Zeros are not fused: 941,376 on v5p for a negation of 8192 x 8192 bfloat16 elements, and 468,704
-# for a fused chain on them. Another order: 0.986 ms on v5p for bfloat16 [64, 1024, 2048], where a
-# copy takes 0.536. With one row in a tile: 37 ps an element on v6e for [6528, 1792], where a copy
-# takes 6. Whole tiles: 12.4 ps on v5e for [7, 6016, 19840], where a copy takes 11.8.
-_SLOWER = {REORDER: 1.84, REORDER_ROWS: 6.0, REORDER_TILES: 1.05, FILL: 2.0}
+# An array with only one row in a tile takes so many times longer to be put into another order: an
+# element 31 ps on v6e for [28, 2048, 8, 2, 128], and 11.3 for arrays with eight rows.
+_ONE_ROW = 2.75
 # Over fewer than 8 rows a TPU's compiler makes a convolution one over 8 times as many, of an eighth
 # of the width each. It copies the edges of the parts to their neighbours, and masks them after: so
 # many passes over each operand and result. Measured with its cycles, by `benchmarks/conv_rows.py`:
@@ -79,10 +77,12 @@ def _seconds(kernel: Kernel, chip: Chip) -> float:
         sizes = [_elements(move, chip) for move in kernel.moves]
         passing = _over(max(sizes, default=0.0), chip.vector_rate)
         passing += _over(sum(sizes), chip.array_rate)
-        times = (
-            chip.slice_copies if kernel.primitive == TAKE else _SLOWER.get(kernel.primitive, 1.0)
-        )
-        return (in_memory + passing) * times
+        if kernel.bare and chip.bare_rate:
+            return max(sizes) / chip.bare_rate
+        if kernel.primitive not in (REORDER, REORDER_ROWS, TAKE):
+            return in_memory + passing
+        taken = in_memory + passing if kernel.primitive == TAKE else 0.0
+        return taken + _reordering(kernel, chip, max(sizes))
     if is_fused(kernel):
         products = sum(
             dot.flops * chip.slowdown(dot.dtype) * (chip.imbalance if dot.uneven else 1.0)
@@ -109,6 +109,19 @@ def _seconds(kernel: Kernel, chip: Chip) -> float:
     if chip.operand_bandwidth:
         seconds += of_products / chip.operand_bandwidth
     return seconds
+
+
+def _reordering(kernel: Kernel, chip: Chip, elements: float) -> float:
+    """Seconds in which an array is copied with its dims in another order.
+
+    It takes half the time if the array is read from fast memory, or written to it, as a slice is
+    that was taken of a stack.
+    """
+    moved = sum(map(_tiled, kernel.moves))
+    share = max(_bytes_in_memory(kernel, chip) / moved, 0.5) if moved else 1.0
+    share = 0.5 if kernel.primitive == TAKE else share
+    times = _ONE_ROW if kernel.primitive == REORDER_ROWS else 1.0
+    return _over(elements * share * times, chip.reorder_rate)
 
 
 def _on_matrix_unit(kernel: Kernel, chip: Chip, products: float, in_memory: float) -> float:
@@ -145,7 +158,7 @@ def _besides(kernel: Kernel, chip: Chip) -> tuple[float, float]:
                 more[elements] += size
                 break
     beside = max(more.pop(result), 0.0)
-    return sum(max(elements, 0.0) for elements in more.values()), beside
+    return sum(max(elements, 0.0) for elements in more.values()) + kernel.costly, beside
 
 
 def _over(elements: float, rate: float) -> float:

@@ -125,7 +125,9 @@ class _Actions:
         assert collective is not None
         if timing.zero_filled:
             zeros = Move(result, timing.zero_filled, write=True)
-            filling = kernel_seconds(Kernel(FILL, kernel.scope, moves=[zeros]), self.chip)
+            filling = kernel_seconds(
+                Kernel(FILL, kernel.scope, moves=[zeros], bare=True), self.chip
+            )
             yield Action("compute", kernel.primitive, kernel.scope, filling)
         yield Action(
             what="start" if timing.asynchronous else "sync",
@@ -156,7 +158,7 @@ class _Actions:
 
 def _timing(kernel: Kernel, network: Network) -> CollectiveTiming:
     assert kernel.collective is not None
-    return collective_timing(kernel.collective, network)
+    return collective_timing(kernel.collective, network, whole=kernel.whole)
 
 
 def _key(buffer: Buffer) -> str:
@@ -179,11 +181,17 @@ class CollectiveTiming:
     zero_filled: int = 0
 
 
-def collective_timing(collective: Collective, network: Network) -> CollectiveTiming:
-    """How the compiler for the network's target runs one execution of `collective`."""
+def collective_timing(
+    collective: Collective, network: Network, *, whole: bool = False
+) -> CollectiveTiming:
+    """How the compiler for the network's target runs one execution of `collective`.
+
+    Args:
+      whole: a scatter that runs as a sum of the whole array.
+    """
     chip, operation = network.target.chip, collective.operation
     runs = chip.overlap_over(network.axes(collective.axes).form)
-    as_sum = runs.has("sums", operation)
+    as_sum = whole or runs.has("sums", operation)
     small = (as_sum or operation in _SUM) and collective.bytes < chip.small_sum
     seconds = network.seconds("psum" if as_sum else operation, collective.axes, collective.bytes)
     zero_filled = collective.bytes if as_sum and operation == "all_gather" else 0
