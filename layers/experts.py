@@ -24,12 +24,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from flax.struct import PyTreeNode
+from jax.ad_checkpoint import checkpoint_name
 
 import meshdsl as md
 from meshdsl.layers.linear import Linear
 from meshdsl.layers.mlp import SwiGLU
 from meshdsl.layers.router import Choice, Router
-from meshdsl.ops.checkpoint import HIDDEN
+from meshdsl.ops.checkpoint import HIDDEN, mark
 
 
 def swiglu(gate, up):
@@ -169,15 +170,21 @@ class Experts(PyTreeNode):
 
     def _without_drops(self, x: md.Tensor, choice: Choice) -> md.Tensor:
         experts, _, d_ff = self.gate.dims
-        weights = [md.cast(t, x.dtype) for t in (self.gate, self.up, self.down)]
+        # A layout splits parameters by d_model. Where d_model is last in memory, a gather is copied
+        # into another order once more, so the small parts of `down` are transposed before it.
+        down = md.transpose(self.down, self.gate.dims)
+        weights = [md.cast(t, x.dtype) for t in (self.gate, self.up, down)]
         biases = [md.cast(t, x.dtype) for t in self.biases[:2]] if self.biases else []
 
         def expert(groups, rows, gate, up, down, *biases):
             hidden = [groups.dot(rows, gate), groups.dot(rows, up)]
             if biases:
                 hidden = [h + groups.take(b) for h, b in zip(hidden, biases, strict=True)]
-            return groups.dot(self.activation(*hidden).astype(rows.dtype), down)
+            hidden = self.activation(*(checkpoint_name(h, HIDDEN) for h in hidden))
+            hidden = (hidden * groups.weights).astype(rows.dtype)
+            return groups.dot(hidden, down, transposed=True)
 
+        mark(HIDDEN)
         y = md.routed(
             expert,
             x,
@@ -186,6 +193,7 @@ class Experts(PyTreeNode):
             (*weights, *biases),
             experts,
             sums=d_ff,
+            weighs=True,
             name="experts",
         )
         return y if self.biases is None else y + md.cast(self._bias_after(choice), y.dtype)

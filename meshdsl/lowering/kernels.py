@@ -10,7 +10,7 @@ axis that one of its operands varies over: a function of local arrays cannot var
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives
 from meshdsl.program.jaxpr import body_of, sub_jaxprs
-from meshdsl.program.name_stacks import flops_scope
+from meshdsl.program.name_stacks import Stated, flops_scope
 
 _OPAQUE = Primitive("local_kernel")
 _OPAQUE.multiple_results = True
@@ -36,6 +36,8 @@ class Product(NamedTuple):
 
     Attributes:
       uneven: whether some devices compute more than others, so that `flops` is their mean.
+      seam: of products of groups of rows, how many rows more the kernel multiplies for each group
+        but one, because a tile of rows may have rows of two groups; 0 for other products.
     """
 
     batch: int
@@ -45,6 +47,13 @@ class Product(NamedTuple):
     flops: int
     dtype: str
     uneven: bool = False
+    seam: int = 0
+
+    @property
+    def multiplied(self) -> int:
+        """The FLOPs with those of seams."""
+        rows = self.batch * self.m
+        return self.flops * (rows + self.seam * (self.batch - 1)) // max(rows, 1)
 
 
 Products = tuple[Product, ...]
@@ -125,9 +134,15 @@ def opaque(fn: Callable, *args, products: Products | None = None, results: Any =
 def _bound(kernel: Any, out_tree: Any, leaves: Sequence, products: Products | None):
     """The results of the operation that runs `kernel`: a closed jaxpr, or a `_TracedLater`."""
     leaves = collectives.vary_together(leaves)
-    flops = None if products is None else sum(product.flops for product in products)
-    with nullcontext() if flops is None else jax.named_scope(flops_scope(flops)):
+    with _stating(products):
         return jax.tree.unflatten(out_tree, _OPAQUE.bind(*leaves, jaxpr=kernel, products=products))
+
+
+def _stating(products: Products | None) -> AbstractContextManager:
+    if products is None:
+        return nullcontext()
+    flops, grouped = sum(p.multiplied for p in products), any(p.seam for p in products)
+    return jax.named_scope(flops_scope(Stated(flops, grouped)))
 
 
 class _Comparable:

@@ -95,6 +95,7 @@ class Chip:
       clock: Hz of the cycles that the compiler counts.
       tile: edge of the matrix unit; dims of a product are padded to it.
       matmul_efficiency: the share of `flops` that large products reach.
+      grouped_efficiency: the share of `flops` that kernels of products of groups of rows reach.
       hbm_efficiency: the share of `hbm_bandwidth` that large copies reach.
       vector_rate: elements/s that pass the vector unit; 0 where that is no limit.
       array_rate: elements/s of all arrays that a kernel without a product reads and writes, beside
@@ -162,6 +163,7 @@ class Chip:
     clock: float = _figure("frequency")
     tile: int = _figure("number", 1)
     matmul_efficiency: float = _figure("number", 1.0)
+    grouped_efficiency: float = _figure("number", FUSED_EFFICIENCY, must="")
     hbm_efficiency: float = _figure("number", 1.0)
     vector_rate: float = _figure("elements", shared=True, must="")
     array_rate: float = _figure("elements", shared=True, must="")

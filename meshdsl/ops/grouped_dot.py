@@ -41,6 +41,7 @@ class Way(NamedTuple):
       lowered: whether this is one device of a lowering.
       block: how many rows a block has, about as many as a group.
       share: the expected share of the rows that have a group on this device.
+      wide: whether gradients of matrices are cast to float32 next.
     """
 
     kernel: str
@@ -48,6 +49,7 @@ class Way(NamedTuple):
     lowered: bool
     block: int
     share: float
+    wide: bool = False
 
     def taking(self, dtype) -> Way:
         """This way, or blocks where its kernel does not take products of `dtype`."""
@@ -55,26 +57,32 @@ class Way(NamedTuple):
         return self if not served or dtype.name in served else self._replace(kernel="blocks")
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def grouped_dot(way: Way, rows, weight, starts):
-    """`rows [m, k]` times the matrix of their group in `weight [groups, k, n]`: `[m, n]`."""
-    return _dot(way, rows, weight, starts)
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def grouped_dot(way: Way, transposed: bool, rows, weight, starts):
+    """`rows [m, k]` times the matrix of their group in `weight [groups, k, n]`: `[m, n]`.
+
+    Where it is `transposed`, the weight is `[groups, n, k]`.
+    """
+    return _dot(way, transposed, rows, weight, starts)
 
 
-def _forward(way: Way, rows, weight, starts):
-    return _dot(way, rows, weight, starts), (rows, weight, starts)
+def _forward(way: Way, transposed: bool, rows, weight, starts):
+    return _dot(way, transposed, rows, weight, starts), (rows, weight, starts)
 
 
-def _backward(way: Way, saved, cotangent):
+def _backward(way: Way, transposed: bool, saved, cotangent):
     rows, weight, starts = saved
-    by_rows = _dot(way, cotangent, weight, starts, transposed=True)
-    return by_rows.astype(rows.dtype), _outer(way, rows, cotangent, starts, weight.dtype), None
+    by_rows = _dot(way, not transposed, cotangent, weight, starts).astype(rows.dtype)
+    both = (cotangent, rows) if transposed else (rows, cotangent)
+    # A TPU passes over what its kernel has written in float32 faster than over bfloat16.
+    dtype = _wide(weight) if way.wide and way.platform == "tpu" else weight.dtype
+    return by_rows, _outer(way, *both, starts, dtype).astype(weight.dtype), None
 
 
 grouped_dot.defvjp(_forward, _backward)
 
 
-def _dot(way: Way, rows, weight, starts, *, transposed: bool = False):
+def _dot(way: Way, transposed: bool, rows, weight, starts):
     """Each row times the matrix of its group, or times the `transposed` matrix."""
     inner, features = weight.shape[2:0:-1] if transposed else weight.shape[1:]
     call = partial(_dot_or_zeros, way, transposed)
@@ -99,8 +107,9 @@ def _called(way: Way, call: partial, groups: int, inner: int, features: int, row
     expected = rows.shape[0] * way.share
     flops = int(2 * expected * inner * features)
     per_group = -(-int(expected) // groups)
-    dtype = rows.dtype.name
-    stated = Product(groups, per_group, inner, features, flops, dtype, uneven=way.share < 1)
+    dtype, uneven = rows.dtype.name, way.share < 1
+    seam = tile_rows(way, len(rows), groups) if way.kernel == "megablox" else max(way.block // 2, 1)
+    stated = Product(groups, per_group, inner, features, flops, dtype, uneven, seam)
     return as_one(way.lowered, call, rows, *others, products=(stated,))
 
 
@@ -228,9 +237,28 @@ def _megablox_lacks(_: str, rows, parameters) -> str:
     return ""
 
 
-def _tiles(rows: int, inner: int, features: int) -> tuple[int, int, int]:
-    rows, inner, features = (_whole(n, _LANES) for n in (rows, inner, features))
-    return min(512, rows), min(1024, inner), min(1024, features)
+def tile_rows(way: Way, rows: int, groups: int) -> int:
+    """How many rows a tile has, by about how many a group has.
+
+    A tile in which a group ends is multiplied again for the next group. So few rows waste little
+    where groups are small; but each tile takes the time of some 45 rows besides.
+    """
+    size = _LANES
+    while size < 512 and size * size < 32 * rows * way.share / groups:
+        size *= 2
+    return min(size, _whole(rows, _LANES))
+
+
+def tiles(
+    way: Way, rows: int, groups: int, inner: int, features: int, *, wide: bool = False
+) -> tuple[int, int, int]:
+    """The tile of megablox: rows, inner features and features, see benchmarks/grouped_schedules.py.
+
+    A `wide` one has results of float32 and a sum for all its inner features. They need as much of
+    the fast memory as its operands.
+    """
+    inner, features = (_whole(n, _LANES) for n in (inner, features))
+    return tile_rows(way, rows, groups), min(1024, inner), min(512 if wide else 1024, features)
 
 
 def _whole(count: int, size: int) -> int:
@@ -242,7 +270,7 @@ def _dot_by_megablox(way: Way, transposed: bool, rows, weight, starts):
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm  # takes long to import
 
     inner, features = weight.shape[2:0:-1] if transposed else weight.shape[1:]
-    tiling = _tiles(len(rows), inner, features)
+    tiling = tiles(way, len(rows), len(weight), inner, features)
     result = gmm(
         padded(rows, 0, _whole(len(rows), tiling[0])),
         weight,
@@ -258,7 +286,8 @@ def _dot_by_megablox(way: Way, transposed: bool, rows, weight, starts):
 def _outer_by_megablox(way: Way, dtype: str, rows, others, starts):
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm  # takes long to import
 
-    tiling = _tiles(len(rows), rows.shape[1], others.shape[1])
+    sizes = len(rows), len(starts) - 1, rows.shape[1], others.shape[1]
+    tiling = tiles(way, *sizes, wide=dtype == "float32")
     return tgmm(
         padded(rows, 0, _whole(len(rows), tiling[0])).T,
         padded(others, 0, _whole(len(rows), tiling[0])),

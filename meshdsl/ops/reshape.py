@@ -21,6 +21,7 @@ from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.law import apply_op
 from meshdsl.lowering.moves import turns
+from meshdsl.lowering.scope import copy_of, with_copy
 from meshdsl.ops.declare import Case, Draw, along_a, op
 from meshdsl.splits import regrouping
 from meshdsl.splits.regrouping import Group
@@ -122,8 +123,22 @@ def transpose(x: Tensor, dims) -> Tensor:
     if out == x.dims:
         return x
     order = tuple(x.dims.index(d) for d in out)
+    if x.placement is not None and x.placement.dtypes is not None:
+        return _parameter_in_order(x, order)
     local = lambda _, a: jnp.transpose(a, order)
     return apply_op("transpose", local, (x,), loop=x.dims, out=out, in_order=(), linear=True)
+
+
+def _parameter_in_order(x: Tensor, order: tuple[int, ...]) -> Tensor:
+    """A parameter with its dims in another order. It stays one whose dtype of use is another."""
+    assert x.placement is not None
+    there = x.placement._replace(axes=tuple(x.placement.axes[i] for i in order))
+    stored, dims = jnp.transpose(x.stored, order), tuple(x.dims[i] for i in order)
+    copy = copy_of(x)
+    return with_copy(
+        x.replace(array=stored, dims=dims, placement=there),
+        None if copy is None else _parameter_in_order(copy, order),
+    )
 
 
 def _broadcast_example(broadcast: Callable, draw: Draw) -> Case:

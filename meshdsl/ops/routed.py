@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -27,7 +28,7 @@ from meshdsl.ops.component import as_tensor
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.ops.grouped_dot import KERNELS, Way, block_of, grouped_dot
 from meshdsl.ops.kernel_choice import chosen_kernel
-from meshdsl.ops.routed_exchange import by_exchange, looked_up, room_of
+from meshdsl.ops.routed_exchange import added_up, by_exchange, looked_up, room_of
 from meshdsl.tensor import Tensor
 
 
@@ -56,17 +57,22 @@ def _routed_example(routed: Callable, draw: Draw) -> Case:
 
 
 class Groups:
-    """Rows in the order of their experts, as the function of `md.routed` gets them."""
+    """Rows in the order of their experts, as the function of `md.routed` gets them.
 
-    def __init__(self, way: Way, starts, of_rows):
+    Attributes:
+      weights: for each row the weight of its choice, [rows, 1].
+    """
+
+    def __init__(self, way: Way, starts, of_rows, weights):
         self._way, self._starts, self._of_rows = way, starts, of_rows
+        self.weights = weights
 
-    def dot(self, rows, weight):
+    def dot(self, rows, weight, *, transposed: bool = False):
         """Each row times the matrix of its expert.
 
         Args:
           rows: an array of shape [rows, inner].
-          weight: [experts, inner, features].
+          weight: [experts, inner, features]; where it is `transposed`, [experts, features, inner].
 
         Returns:
           [rows, features], in the dtype of both, added up in float32.
@@ -74,8 +80,9 @@ class Groups:
         dtype = jnp.result_type(rows, weight)
         rows, weight = rows.astype(dtype), weight.astype(dtype)
         if not rows.size or not weight.size:
-            return jnp.sum(rows, axis=1, keepdims=True) * jnp.sum(weight, axis=(0, 1))
-        return grouped_dot(self._way.taking(dtype), rows, weight, self._starts)
+            summed = jnp.sum(weight, axis=(0, 2 if transposed else 1))
+            return jnp.sum(rows, axis=1, keepdims=True) * summed
+        return grouped_dot(self._way.taking(dtype), transposed, rows, weight, self._starts)
 
     def take(self, table):
         """For each row what `table [experts, ...]` has for its expert, such as a bias.
@@ -103,6 +110,7 @@ def routed(
     experts: Dim | str,
     *,
     sums=(),
+    weighs: bool = False,
     name: str = "routed",
     implementation: str | None = None,
 ) -> Tensor:
@@ -138,6 +146,9 @@ def routed(
       experts: the dim that `ids` are indices of.
       sums: dims of the parameters over which the result of `fn` is a sum, so that a layout may
         split them. The others are whole while `fn` runs. Their padding holds zeros.
+      weighs: whether `fn` multiplies by the weights itself, `groups.weights` for each row, at any
+        place after which it is linear. Before its last product is the best one: then the backward
+        pass needs no result of that product.
       name: what errors and `explain` call the op.
       implementation: of `groups.dot`: "megablox" for TPU, "pallas" for GPU, or "blocks", which
         serves every call on every platform. By default the kernel of the platform if it can serve
@@ -162,6 +173,8 @@ def routed(
     tokens = dim_algebra.without(x.dims, (features,))
     choices = dim_algebra.without(ids.dims, tokens)
     order = (*tokens, *choices)
+    placements = [t.placement for t in parameters if t.placement and t.placement.dtypes]
+    wide = any(p.dtypes.sums == jnp.float32 for p in placements if p.dtypes)
 
     def local(at: DeviceLoop, x_, ids_, weights_, *arrays):
         last = jnp.moveaxis(x_, x.dims.index(features), -1)
@@ -174,7 +187,8 @@ def routed(
             jnp.moveaxis(a, t.dims.index(experts), 0)
             for a, t in zip(arrays, parameters, strict=True)
         ]
-        result = _through(at, fn, (rows, chosen, share), arrays, experts, implementation, name)
+        run, way = partial(_by_expert, fn, weighs, name), partial(_way, at, implementation, name)
+        result = _through(at, run, way, (rows, chosen, share), arrays, experts, wide, name)
         return jnp.moveaxis(result.reshape(last.shape), -1, x.dims.index(features))
 
     return apply_op(
@@ -189,27 +203,28 @@ def routed(
     )
 
 
-def _through(at: DeviceLoop, fn, routed_rows, arrays, experts: Dim, implementation, name: str):
+def _through(at: DeviceLoop, run, way, routed_rows, arrays, experts: Dim, wide: bool, name: str):
     """The rows through the experts that each has chosen: of this device, or of all by exchange.
 
     Args:
+      run: `_by_expert` of a function.
+      way: `_way` of a device.
       routed_rows: the rows [rows, features]; the indices of the experts that each has chosen and
         the share of each choice [rows, choices].
       arrays: of the parameters, with `experts` in front.
+      wide: whether gradients of parameters are summed over devices in float32.
     """
     rows, chosen, share = routed_rows
     axes = collectives.varying_in((*routed_rows, arrays))
     parts = at.in_parts(experts)
     if parts is not None:
         used = chosen.size / (parts.count * room_of(chosen.size, parts.count))
-        implement = partial(_way, at, used, implementation, name, arrays)
-        run = partial(_by_expert, fn, implement, experts=parts.size, name=name)
+        run = partial(run, partial(way, used, False, arrays), parts.size)
         return by_exchange(name, parts, run, rows, chosen, share, arrays, experts.size, axes)
     first = collectives.vary(jnp.asarray(at.offset(experts), jnp.int32), axes)
     here = at.size(experts)
-    used = here / max(experts.size, 1)
-    implement = partial(_way, at, used, implementation, name, arrays)
-    return _by_expert(fn, implement, rows, chosen - first, share, arrays, here, name)
+    implement = partial(way, here / max(experts.size, 1), wide, arrays)
+    return run(implement, here, rows, chosen - first, share, arrays)
 
 
 def _features(name: str, x, ids, weights, parameters, experts: Dim) -> Dim:
@@ -246,48 +261,60 @@ def _features(name: str, x, ids, weights, parameters, experts: Dim) -> Dim:
     return features[0]
 
 
-def _way(at: DeviceLoop, used: float, wanted: str | None, name: str, arrays, rows) -> Way:
+def _way(
+    at: DeviceLoop, wanted: str | None, name: str, used: float, wide: bool, arrays, rows
+) -> Way:
     """How `groups.dot` computes its products on this device; also written down in the record.
 
     Args:
       used: the share of the rows that are of this device's experts, if all have the same load.
+      wide: whether gradients of matrices are cast to float32 next.
     """
     weights = [a for a in arrays if a.ndim == 3]
     kernel, lacks = chosen_kernel(name, KERNELS, wanted, at.platform, at.platform, rows, weights)
     at.note(kernel, 1.0, lacks)
     block = block_of(round(len(rows) * used), len(arrays[0]), at.platform)
-    return Way(kernel, at.platform, at.lowered, block, min(1.0, used))
+    return Way(kernel, at.platform, at.lowered, block, min(1.0, used), wide)
 
 
-def _by_expert(fn: Callable, implement, x, ids, weights, parameters, experts: int, name: str):
+def _by_expert(
+    fn: Callable, weighs: bool, name: str, implement, experts: int, x, ids, weights, parameters
+):
     """For each row of `x` the weighted sum of the results of its experts on this device.
 
+    The choices are numbered with the first one of every row before all second ones, so that a sum
+    over the choices of a row is one of whole arrays.
+
     Args:
+      experts: how many experts this device has.
       ids: the numbers of experts, counted from this device's first one; [rows, choices].
       weights: [rows, choices].
-      experts: how many experts this device has.
     """
     count, choices = ids.shape
     if not ids.size or not experts:
         return x * 0
-    ids = jnp.where((ids >= 0) & (ids < experts), ids, experts).reshape(-1)
-    of_rows, order = lax.sort(
-        (ids, lax.iota(jnp.int32, ids.size) + ids * 0), num_keys=1, is_stable=True
-    )
-    _, back = lax.sort((order, lax.iota(jnp.int32, ids.size) + ids * 0), num_keys=1)
+    ids = jnp.where((ids >= 0) & (ids < experts), ids, experts).T.reshape(-1)
+    numbers = lax.iota(jnp.int32, ids.size) + ids * 0
+    of_rows, order = lax.sort((ids, numbers), num_keys=1, is_stable=True)
+    _, back = lax.sort((order, numbers), num_keys=1)
     edges = jnp.arange(experts + 1, dtype=jnp.int32)
     starts = jnp.searchsorted(of_rows, edges, method="sort").astype(jnp.int32)
-    inside = (of_rows < experts)[:, None]
 
-    rows = jnp.where(inside, looked_up(x, order // choices, back.reshape(count, choices)), 0)
-    groups = Groups(implement(rows), starts, of_rows)
+    places = back.reshape(choices, count)
+    rows: Any = looked_up(True, x, order % count, places)
+    wide = jnp.promote_types(weights.dtype, jnp.float32)
+    of_choices: Any = looked_up(True, weights.T.reshape(-1, 1).astype(wide), order, back[None])
+    groups = Groups(implement(rows), starts, of_rows, of_choices)
     result = fn(groups, rows, *parameters)
     if jnp.shape(result) != rows.shape:
         raise MeshDSLError(
             f"{name}: the function gives an array of shape {jnp.shape(result)} for rows of "
             f"{rows.shape}"
         )
-    result = looked_up(jnp.where(inside, result, 0), back, order[:, None])
-    wide = jnp.promote_types(result.dtype, jnp.float32)
-    result = result.reshape(count, choices, -1).astype(wide)
-    return jnp.sum(result * weights.astype(wide)[..., None], axis=1).astype(x.dtype)
+    if not weighs:
+        result = (result * of_choices).astype(result.dtype)
+    # Rows without an expert here add nothing, whatever the function gives for them.
+    places = jnp.where(ids.reshape(choices, count) < experts, places, len(rows))
+    token = jnp.where(of_rows < experts, order % count, count)
+    total: Any = added_up(False, result, places, token)
+    return total.astype(x.dtype)

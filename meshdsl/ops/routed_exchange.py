@@ -90,7 +90,7 @@ def by_exchange(
         return rows * 0
     axes = axes | {*parts.axes}
     room = room_of(chosen.size, parts.count)
-    places = _places(parts, chosen.reshape(-1), experts, room, axes)
+    places = _places(parts, chosen.T.reshape(-1), experts, room, axes)
     rows, share = (collectives.vary(a, axes) for a in (rows, share))
     pieces = jax.ShapeDtypeStruct((parts.count * room, rows.shape[1]), rows.dtype)
     parts.note_swap(pieces, 2)
@@ -148,9 +148,11 @@ class _Round(NamedTuple):
     first device, then those to the second, and so on.
 
     Attributes:
-      choice: for each slot the number of the choice in it; the number of all choices if empty.
+      choice: for each slot the number of the choice in it; the number of all choices if empty. The
+        first choices of all rows come before all second ones.
       row: for each slot the number of the row in it; the number of all rows if empty.
-      slot: for each choice the number of its slot; the number of all slots if it is not sent.
+      slot: for each choice the number of its slot, [choices, rows]; the number of all slots if it
+        is not sent.
     """
 
     choice: jax.Array
@@ -158,8 +160,8 @@ class _Round(NamedTuple):
     slot: jax.Array
 
 
-def _round(parts: Visited, room: int, number, choices: int, places: Places) -> _Round:
-    """Round `number`, of a device whose rows have this number of `choices` each."""
+def _round(parts: Visited, room: int, number, rows: int, places: Places) -> _Round:
+    """Round `number`, of a device with so many `rows`."""
     count = len(places.to)
     rank = places.rank - number * room
     goes = (rank >= 0) & (rank < room) & (places.to < parts.count)
@@ -167,15 +169,16 @@ def _round(parts: Visited, room: int, number, choices: int, places: Places) -> _
     place = places.starts[:-1, None] + number * room + jnp.arange(room, dtype=jnp.int32)
     filled = place < places.starts[1:, None]
     choice = jnp.where(filled, jnp.take(places.order, place, mode="clip"), count).reshape(-1)
-    return _Round(choice, choice // choices, slot)
+    row = jnp.where(filled.reshape(-1), choice % rows, rows)
+    return _Round(choice, row, slot.reshape(-1, rows))
 
 
 def _by_experts(parts: Visited, run: Callable, of: _Round, places: Places, rows, share, arrays):
     """The results of this device's experts for the rows that other devices send in a round."""
-    sent = looked_up(rows, of.row, of.slot.reshape(share.shape))
-    weights = looked_up(share.reshape(-1, 1), of.choice, of.slot[:, None])
+    sent = looked_up(False, rows, of.row, of.slot)
+    weights: Any = looked_up(False, share.T.reshape(-1, 1), of.choice, of.slot.reshape(1, -1))
     local = jnp.take(places.local, of.choice, mode="clip")
-    local = jnp.where(of.choice < len(of.slot), local, parts.size)
+    local = jnp.where(of.choice < len(places.to), local, parts.size)
     sent, weights, local = parts.swap((sent, weights[:, 0], local))
     return run(sent, local[:, None], weights[:, None], arrays)
 
@@ -185,10 +188,9 @@ def _all_rounds(parts: Visited, run: Callable, room: int, rows, share, arrays, p
     wide = jnp.promote_types(rows.dtype, jnp.float32)
 
     def add(number, total):
-        of = _round(parts, room, number, share.shape[1], places)
+        of = _round(parts, room, number, len(rows), places)
         back = parts.swap(_by_experts(parts, run, of, places, rows, share, arrays))
-        found = looked_up(back, of.slot, of.choice[:, None])
-        return total + jnp.sum(found.reshape(*share.shape, -1), axis=1, dtype=wide)
+        return total + added_up(False, back, of.slot, of.row)
 
     return _while(places.rounds, add, _zeros(rows, wide))
 
@@ -198,10 +200,10 @@ def _backward(parts: Visited, run: Callable, room: int, saved, cotangent):
     cotangent = cotangent.astype(rows.dtype)
 
     def add(number, total):
-        of = _round(parts, room, number, share.shape[1], places)
+        of = _round(parts, room, number, len(rows), places)
         forward = lambda *given: _by_experts(parts, run, of, places, *given)
         backward = jax.vjp(forward, rows, share, arrays)[1]
-        slopes = backward(parts.swap(looked_up(cotangent, of.row, of.slot.reshape(share.shape))))
+        slopes = backward(parts.swap(looked_up(False, cotangent, of.row, of.slot)))
         return jax.tree.map(jnp.add, total, slopes)
 
     total = _while(places.rounds, add, jax.tree.map(_zeros, (rows, share, arrays)))
@@ -224,23 +226,42 @@ def _zeros(like, dtype: Any = None):
     return collectives.vary(zeros, collectives.varying(like))
 
 
-@jax.custom_vjp
-def looked_up(x, at, uses):
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def looked_up(within: bool, x, at, uses):
     """The rows of `x [n, features]` with the numbers `at [m]`; zeros where such a number is n.
 
+    The derivative is `added_up`, so it is a lookup too, and no scatter.
+
     Args:
-      uses: the inverse of `at`, by which the derivative is a lookup too: for each row of `x` the
-        positions in `at` with its number, [n, times]; m for no position.
+      within: whether no number is n, in `at`, and none is m, in `uses`.
+      uses: the inverse of `at`: for each row of `x` the positions in `at` with its number, [times,
+        n]; m for no position.
     """
     found = jnp.take(x, at, axis=0, mode="clip")
-    return jnp.where((at < len(x))[:, None], found, 0)
+    return found if within else jnp.where((at < len(x))[:, None], found, 0)
 
 
-def _added_up(uses, cotangent):
-    wide = jnp.promote_types(cotangent.dtype, jnp.float32)
-    found = jnp.take(cotangent, uses, axis=0, mode="clip")
-    found = jnp.where((uses < len(cotangent))[..., None], found, 0)
-    return jnp.sum(found, axis=1, dtype=wide).astype(cotangent.dtype), None, None
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def added_up(within: bool, x, uses, at):
+    """For each column of `uses [times, n]` the sum of the rows of `x [m, features]` at its numbers.
+
+    Nothing is added for a number m. The derivative is `looked_up`, whose arguments these are.
+    """
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    found = jnp.take(x, uses, axis=0, mode="clip")
+    found = found if within else jnp.where((uses < len(x))[..., None], found, 0)
+    # One after the other: for a TPU a sum along the first dim takes 17 times as long.
+    total: Any = sum(one.astype(wide) for one in found)
+    return total.astype(x.dtype)
 
 
-looked_up.defvjp(lambda x, at, uses: (looked_up(x, at, uses), uses), _added_up)
+def _saving(fn: Callable) -> Callable:
+    return lambda within, x, to, back: (fn(within, x, to, back), (to, back))
+
+
+looked_up.defvjp(
+    _saving(looked_up), lambda within, saved, ct: (added_up(within, ct, *saved[::-1]), None, None)
+)
+added_up.defvjp(
+    _saving(added_up), lambda within, saved, ct: (looked_up(within, ct, *saved[::-1]), None, None)
+)

@@ -6,7 +6,8 @@
   the program of one device counts with it.
 - The FLOPs of a kernel. A compiled program says nothing of what its kernels multiply: a custom call
   has no products and no cycles. So a kernel whose products are known stands in a scope such as
-  `kernel_flops_8589934592`, which the compiler keeps with the rest of the name stack.
+  `kernel_flops_8589934592`, or `grouped_flops_8589934592` for products of groups of rows, which the
+  compiler keeps with the rest of the name stack.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 _SHARES = re.compile(r"\bbranch_shares((?:_\d+)+)\b")
 _INNER = re.compile(r"\bbranch_\d+_fun\b|\bmd\.\w+\.\d+\b")
-_FLOPS = re.compile(r"\bkernel_flops_(\d+)\b")
+_FLOPS = re.compile(r"\b(kernel|grouped)_flops_(\d+)\b")
 
 
 def shares_scope(weights: Sequence[int]) -> str:
@@ -43,12 +45,19 @@ def shares_in(scope: str, count: int) -> tuple[Fraction, ...]:
     return tuple(Fraction(each, sum(weights)) for each in weights)
 
 
-def flops_scope(flops: int) -> str:
-    """The name of the scope of a kernel with so many FLOPs."""
-    return f"kernel_flops_{flops}"
+class Stated(NamedTuple):
+    """What a kernel states: its FLOPs, and whether they are those of products of groups of rows."""
+
+    flops: int
+    grouped: bool
 
 
-def flops_in(scope: str) -> int | None:
-    """The FLOPs that the innermost such scope in a name stack states; None if there is none."""
+def flops_scope(stated: Stated) -> str:
+    """The name of the scope of a kernel that states this."""
+    return f"{'grouped' if stated.grouped else 'kernel'}_flops_{stated.flops}"
+
+
+def flops_in(scope: str) -> Stated | None:
+    """What the innermost such scope in a name stack states; None if there is none."""
     found = _FLOPS.findall(scope)
-    return int(found[-1]) if found else None
+    return Stated(int(found[-1][1]), found[-1][0] == "grouped") if found else None

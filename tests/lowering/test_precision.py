@@ -42,9 +42,10 @@ COARSE = 2.0**-6
 
 def loss(weights, x):
     up, down, scale = weights
+    turned = lambda down: md.transpose(down, (D, FF))  # it stays a parameter
     layer = md.checkpoint(
         lambda x, w: (
-            x + md.einsum(md.tanh(md.einsum(x, w[0], out=(..., FF))), w[1], out=x.dims),
+            x + md.einsum(md.tanh(md.einsum(x, w[0], out=(..., FF))), turned(w[1]), out=x.dims),
             (),
         )
     )

@@ -91,6 +91,20 @@ def test_the_kernels_for_gpu_are_the_same_under_every_layout(name):
     assert_equal(reference[0], dense(*operands(MANY)), floor=1.0)
 
 
+def test_a_function_may_weigh_its_rows_itself():
+    def weighing(groups, rows, gate, up, down):
+        hidden = jax.nn.silu(groups.dot(rows, gate)) * groups.dot(rows, up) * groups.weights
+        return groups.dot(hidden, down.swapaxes(1, 2), transposed=True)
+
+    def weighed(x, ids, share, *weights):
+        return md.routed(weighing, x, ids, share, weights, E, sums=F, weighs=True)
+
+    args = operands(MANY)
+    found, expected = (jax.jit(partial(gradients, fn))(*args) for fn in (weighed, run))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.array, other.array, atol=2e-5)
+
+
 @pytest.mark.slow
 def test_experts_that_are_split_leave_one_sum():
     args = operands()

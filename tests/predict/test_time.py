@@ -6,12 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from meshdsl.machine import chips
+from meshdsl.lowering.kernels import Product
+from meshdsl.machine import FUSED_EFFICIENCY, chips
 from meshdsl.machine.overlap import Overlap
+from meshdsl.predict.compiler import instruction_time
+from meshdsl.predict.compiler.hlo_text import Module
 from meshdsl.predict.kernels.kernels import Buffer, Dot, Graph, Kernel, Loop, Move
 from meshdsl.predict.time.kernel_time import kernel_seconds, padded_flops
 from meshdsl.predict.time.step_time import collective_timing, seconds_by_tag, step_time
 from meshdsl.program.collective import Collective
+from meshdsl.program.name_stacks import Stated, flops_scope
 
 US = 1e-6
 CHIP = SimpleNamespace(
@@ -398,3 +402,27 @@ def test_a_gather_counts_what_it_takes():
     table, rows = Buffer((1000, 10), "int8", 10_000), Buffer((5, 10), "int8", 50)
     kernel = Kernel("gather", "", [table], [rows], moves=[Move(table, 50), Move(rows, 50)])
     assert kernel_seconds(kernel, chip(vector_rate=1e6)) == pytest.approx(1e-6 * (100 + 50))
+
+
+KERNEL = """HloModule m, is_scheduled=true
+
+ENTRY %main (x: bf16[8,8]) -> bf16[8,8] {
+  %x = bf16[8,8]{1,0} parameter(0)
+  ROOT %k = bf16[8,8]{1,0} custom-call(%x), custom_call_target="tpu_custom_call",
+    metadata={op_name="a/SCOPE/b"}
+}
+"""
+
+
+def test_products_of_groups_take_as_long_in_a_schedule_as_estimated():
+    """At the rate of the chip for them, and with the rows at the seams of groups."""
+    known = chips()["v5p"]
+    stated = Product(8, 4096, 4096, 14336, 2 * 8 * 4096**2 * 14336, "bfloat16", seam=512)
+    expected = stated.flops * (1 + 7 / 64) / (known.flops * known.grouped_efficiency)
+    assert known.grouped_efficiency > FUSED_EFFICIENCY
+    kernel = Kernel("local_kernel", "", dots=[Dot(*stated)])
+    assert kernel_seconds(kernel, known) == pytest.approx(expected)
+    scope = flops_scope(Stated(stated.multiplied, grouped=True))
+    module = Module(KERNEL.replace(",\n   ", ",").replace("SCOPE", scope))
+    replayed = instruction_time.seconds(module, module.instructions["k"], known)
+    assert replayed == pytest.approx(expected)

@@ -7,7 +7,8 @@ What has no cycles, and every instruction of a GPU program, is taken by the roof
 its products over the rate that products reach, or the bytes that it reads and writes in HBM over
 the bandwidth that copies reach, whichever is longer. Of an operand that is only sliced or gathered
 from, the slices count; an update in place counts the update, read once and written once. A fused
-kernel that states its FLOPs (see `program.name_stacks`) is assumed to reach `FUSED_EFFICIENCY`.
+kernel that states its FLOPs (see `program.name_stacks`) is assumed to reach `FUSED_EFFICIENCY`; one
+of products of groups of rows takes the share of its chip, `grouped_efficiency`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import re
 
 from meshdsl.machine import FUSED_EFFICIENCY, Chip
 from meshdsl.predict.compiler.hlo_text import ON_CHIP, Array, Instruction, Module, matched
-from meshdsl.program.name_stacks import flops_in
+from meshdsl.program.name_stacks import Stated, flops_in
 
 # The names of HLO's instructions, as in XLA's `hlo_opcode.h`, without the `-start`, `-update` and
 # `-done` of asynchronous ones. The time of an instruction that is none of these is not known.
@@ -87,13 +88,14 @@ def seconds(module: Module, instruction: Instruction, chip: Chip) -> float:
     if stated is None:
         by_products = flops(module, instruction) / (chip.flops * chip.matmul_efficiency)
     else:
-        by_products = stated / (chip.flops * FUSED_EFFICIENCY)
+        reached = chip.grouped_efficiency if stated.grouped else FUSED_EFFICIENCY
+        by_products = stated.flops / (chip.flops * reached)
     by_memory = traffic(module, instruction) / (chip.hbm_bandwidth * chip.hbm_efficiency)
     return max(by_products, by_memory)
 
 
-def stated_flops(instruction: Instruction) -> int | None:
-    """The FLOPs that a fused kernel states; None of anything else."""
+def stated_flops(instruction: Instruction) -> Stated | None:
+    """What a fused kernel states of its FLOPs; None of anything else."""
     if instruction.opcode == "custom-call" and _FUSED.search(instruction.attributes):
         return flops_in(instruction.scope)
     return None

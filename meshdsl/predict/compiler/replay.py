@@ -183,7 +183,8 @@ class Actions:
 
     def _computing(self, i: Instruction) -> Action | None:
         seconds = instruction_time.seconds(self.module, i, self.chip)
-        work = "" if instruction_time.stated_flops(i) is None else FUSED
+        stated = instruction_time.stated_flops(i)
+        work = "" if stated is None or stated.grouped else FUSED
         return Action("compute", i.name, i.scope, seconds, work=work) if seconds else None
 
     def _moving(self, computation: str, i: Instruction) -> Action | None:

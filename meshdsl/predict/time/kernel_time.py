@@ -71,6 +71,11 @@ def is_fused(kernel: Kernel) -> bool:
     return kernel.primitive == "local_kernel" and bool(kernel.dots)
 
 
+def is_grouped(kernel: Kernel) -> bool:
+    """Whether it is a fused kernel of products of groups of rows."""
+    return is_fused(kernel) and all(dot.seam for dot in kernel.dots)
+
+
 def _seconds(kernel: Kernel, chip: Chip) -> float:
     in_memory = _bytes_in_memory(kernel, chip) / (chip.hbm_bandwidth * chip.hbm_efficiency)
     if not kernel.dots:
@@ -85,10 +90,14 @@ def _seconds(kernel: Kernel, chip: Chip) -> float:
         return taken + _reordering(kernel, chip, max(sizes))
     if is_fused(kernel):
         products = sum(
-            dot.flops * chip.slowdown(dot.dtype) * (chip.imbalance if dot.uneven else 1.0)
+            dot.flops
+            * (1 + dot.seam * (dot.batch - 1) / max(dot.batch * dot.m, 1))
+            * chip.slowdown(dot.dtype)
+            * (chip.imbalance if dot.uneven else 1.0)
             for dot in kernel.dots
         )
-        return max(products / (chip.flops * FUSED_EFFICIENCY), in_memory)
+        reached = chip.grouped_efficiency if is_grouped(kernel) else FUSED_EFFICIENCY
+        return max(products / (chip.flops * reached), in_memory)
     on_tpu = chip.kind == "tpu"
     flops = sum(
         padded_flops(dot, chip.tile) * chip.slowdown(dot.dtype) * (dot.lanes if on_tpu else 1.0)

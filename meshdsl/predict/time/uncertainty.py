@@ -20,7 +20,7 @@ from meshdsl.machine import Chip
 from meshdsl.machine.timeline import FUSED, Ran, Timeline
 from meshdsl.predict.explanation import Estimate
 from meshdsl.predict.kernels.kernels import Dot, Kernel
-from meshdsl.predict.time.kernel_time import is_fused
+from meshdsl.predict.time.kernel_time import is_fused, is_grouped
 
 # Two steps of which a smaller share of the uncertain work differs are partly the same layout: what
 # is not foreseen of one holds of the other, the more so the less they differ.
@@ -68,7 +68,8 @@ def work_of(kernel: Kernel) -> str:
     """What a kernel computes: its kind, then the sizes of its products, or of its largest array."""
     if kernel.dots:
         products = " ".join(dict.fromkeys(map(_sizes, kernel.dots)))
-        return f"{FUSED if is_fused(kernel) else 'product'} {products}"
+        assumed = is_fused(kernel) and not is_grouped(kernel)
+        return f"{FUSED if assumed else 'product'} {products}"
     arrays = ((b.bytes, b.dtype, b.shape) for b in (*kernel.reads, *kernel.writes))
     _, dtype, shape = max(arrays, default=(0, "", ()))
     return f"pass {kernel.primitive} {dtype} {'x'.join(map(str, shape))}".rstrip()
