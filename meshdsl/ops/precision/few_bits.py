@@ -60,11 +60,13 @@ class FewBits(StandIn):
 
     def _einsum(self, op: Callable, args: tuple, named: dict[str, Any]) -> Tensor | None:
         others = [x for x in args if x is not self]
-        alike = len(args) == 2 and len(others) == 1 and _has_fractions(others[0])
-        if not alike or others[0].dtype != self.dtype or not set(named) <= {"out", "contract"}:
+        if (len(args), len(others)) != (2, 1) or not set(named) <= {"out", "contract"}:
             return None
-        _, out = einsum_dims([self.weight if x is self else x for x in args], **named)
-        return product(*others, self.weight, out, self.recipe, self.largest)
+        (x,) = others
+        if not _has_fractions(x) or x.dtype != self.dtype:
+            return None
+        _, out = einsum_dims([self.weight if t is self else t for t in args], **named)
+        return product(x, self.weight, out, self.recipe, self.largest)
 
     ways = MappingProxyType({"cast": _cast, "dot": _dot, "einsum": _einsum})
 
