@@ -74,7 +74,8 @@ def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Ar
 
     By itself JAX would sum the gradient over devices in the dtype of use, and round the sum to it.
     So the cast and the move together are one linear function. Its transpose casts to the dtype of
-    sums, moves back, and casts to the dtype of `x`.
+    sums, moves back, and casts to the dtype of `x`. In forward mode a tangent moves in the dtype of
+    use, because the dtype in which `x` travels may not have its values.
 
     Args:
       move: a linear function, which is run once, in the forward pass.
@@ -86,7 +87,13 @@ def cast_and_moved(x, move: Callable, again: Callable, dtypes: Dtypes) -> jax.Ar
         (result,) = jax.linear_transpose(again, like)(to_sum(ct, dtypes.sums))
         return result.astype(x.dtype)
 
-    return linear(lambda x: move(x.astype(dtypes.travels)).astype(dtypes.use), transpose, x)
+    def run(x, move: Callable):
+        return linear(lambda x: move(x.astype(dtypes.use)), transpose, x)
+
+    if dtypes.moves is None:
+        return run(x, move)
+    value = move(lax.stop_gradient(x).astype(dtypes.moves)).astype(dtypes.use)
+    return with_derivative_of(value, partial(run, move=again), x)
 
 
 def to_sum(x, dtype) -> jax.Array:

@@ -205,7 +205,8 @@ def _from_copy(x: Tensor, copy: Tensor, split: Split, way: Way, op: Op) -> jax.A
 
     Its gradient goes back the way that `x` itself would have come, see `parameter_copies`.
     """
-    moved = lambda a, op: _in_dtype_of_use(a, x.placement.dtypes, way, op)
+    dtypes = x.placement.dtypes and x.placement.dtypes._replace(moves=None)  # it moves tangents
+    moved = lambda a, op: _in_dtype_of_use(a, dtypes, way, op)
     noted = op.aside()
     like = jax.eval_shape(lambda a: moved(a, noted), x.stored)
     op.moves += [replace(m, operation="hold") for m in noted.moves if m.backward]

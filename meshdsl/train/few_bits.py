@@ -24,8 +24,8 @@ from meshdsl.tensor import is_tensor
 from meshdsl.train.trained import matched, name_at, parameters_by_name
 
 COMPUTE, CHANNEL, STATIC = "compute", "channel", "static="
-# What recipes keep in more bits, because errors there cost the most and products there the least.
 _WORTH = 1.2  # times the rate of bfloat16: below it rounding costs about what products gain
+# What recipes keep in more bits, because errors there cost the most and products there the least.
 ALWAYS_WIDE = ("embedding.*", "head.*", "*norm*", "*router*")
 
 
@@ -42,11 +42,20 @@ class Formats(NamedTuple):
 
 
 def check_formats(matmul: str | Mapping[str, Any], scales: str) -> None:
-    """Raise a MeshDSLError unless each format is known, and the scales are."""
-    for name in _by_pattern(matmul).values():
+    """Raise a MeshDSLError unless each format is known, and the scales are and have a use."""
+    by_pattern = _by_pattern(matmul)
+    for pattern, name in by_pattern.items():
+        if pattern.startswith("!"):
+            raise MeshDSLError(
+                f"precision.matmul: {quote(pattern)} is no pattern; the format of matrices that "
+                f"stay as they are is {quote(COMPUTE)}"
+            )
         if name != COMPUTE:
             recipe(f"precision.matmul={matmul}", name)
-    _largest(scales)
+    if _largest(scales) is not None and set(by_pattern.values()) <= {COMPUTE}:
+        raise MeshDSLError(
+            f"precision.scales={quote(scales)}: is for precision.matmul={' or '.join(RECIPES)}"
+        )
 
 
 def formats_of(precision: Any, model: Any) -> Formats:

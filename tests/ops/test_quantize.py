@@ -187,6 +187,58 @@ def test_sums_that_int32_might_not_hold_are_computed_as_usual():
     np.testing.assert_allclose(gradient.array, 140_000, rtol=5e-3)
 
 
+def test_values_that_are_kept_in_8_bits_stand_for_the_same_numbers():
+    for name in RECIPES:
+        values, scale = md.quantize(X, name, "d_model")
+        kept = md.cast(values, RECIPES[name].forward.dtype)
+        expected = md.dequantize(values, scale).array
+        np.testing.assert_array_equal(md.dequantize(kept, scale).array, expected)
+
+
+def test_a_gradient_of_many_small_products_compiles():
+    a, b, c, d, e, f = dims(a=3, b=3, c=5, d=3, e=8, f=3)
+    x, w = data(a, d, e, b, c), weight(f, e, d, ins=("e", "d"))
+    rules = layout("e -> p", mesh={"p": 2})
+    assert_same(lambda w, x: md.sum(md.quantized_dot(x, w) ** 2), w, x, layout=rules)
+
+
+def test_values_of_a_parameter_have_the_dtype_of_its_use():
+    def loss(weight, x):
+        values, scale = md.quantize(weight, "int8", "d_model")
+        y = md.quantized_dot(weight, DOWN)  # a product of two parameters
+        total = md.sum(md.cast(md.einsum(x, values, out=(B, L, F)), "float32"))
+        return total, (values, md.dequantize(values, scale), y)
+
+    step = md.value_and_grad(loss, has_aux=True, compute="bfloat16", reduce="float32")
+    for name in ("fsdp", "fsdp, gathered once", "zero 2"):
+        rules = LAYOUTS[name]
+        results = lambda weight, x: step(weight, x)[0]
+        assert_same(results, UP, md.cast(X, "bfloat16"), layout=rules, gradients=False)
+
+
+def test_a_tangent_of_values_does_not_travel_in_few_bits():
+    """As the values do: its numbers are none of the format."""
+
+    def slope(weight, x):
+        def product(weight):
+            return md.einsum(x, md.quantize(weight, "int8", "d_model")[0], out=(B, L, F))
+
+        return md.jvp(product, (weight,), (0.1 * weight,))
+
+    assert_same(slope, UP, X, layout=LAYOUTS["fsdp"], gradients=False)
+
+
+def test_scales_that_float16_lacks_are_not_rounded_to_it():
+    """The gradient of a weight, of rows with a single dim, by small numbers."""
+    rows, weight_in_16 = md.Dim("rows", 8), md.cast(UP, "float16")
+    x, g = (md.cast(data(rows, d), "float16") for d in (D, F))
+    loss = lambda dot: lambda w: md.sum(md.cast(dot(x * 3e-5, w) * g, "float32"))
+    found, expected = (
+        md.value_and_grad(loss(dot))(weight_in_16)[1].array for dot in (md.quantized_dot, md.dot)
+    )
+    assert distance(found, expected, floor=0) < 0.02
+
+
 # -- in the place of a weight ---------------------------------------------------------------------
 
 LOW = FewBits(UP, INT8)
@@ -244,6 +296,16 @@ def test_an_adapter_beside_it_is_added():
         (
             lambda: md.quantize(X, "int8", largest=0.0),
             "quantize: `largest` is a number above 0, not 0.0",
+        ),
+        (
+            lambda: md.value_and_grad(
+                lambda w: md.sum(md.value_and_grad(lambda x: mlp("int8")(w, DOWN, x))(X)[1])
+            )(UP),
+            "quantized_dot: a product in few bits has first derivatives only; ",
+        ),
+        (
+            lambda: md.hvp(lambda x: mlp("int8")(UP, DOWN, x), (X,), (X,)),
+            "quantized_dot: a product in few bits has first derivatives only; ",
         ),
         (lambda: md.quantized_dot(X, X), "quantized_dot: the second operand [batch=4, length=6"),
         (lambda: md.quantized_dot(X, DOWN), "quantized_dot: the weight [d_ff=24, d_model=16] "),

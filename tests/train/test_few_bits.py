@@ -63,13 +63,22 @@ def test_the_settings_are_written_and_read(tmp_path):
         ),
         ("precision.scales=row", "precision.scales='row': expected channel, or static=N"),
         ("precision.scales=static=0", "precision.scales='static=0': expected channel, or static"),
+        (
+            "precision.matmul=compute precision.scales=static=8",
+            "precision.scales='static=8': is for",
+        ),
         ("precision.except=*wight", "precision.except: no parameter is called `*wight`"),
     ],
 )
 def test_errors(setting, said):
     with pytest.raises(MeshDSLError) as error:
-        tiny_job("single", INT8, setting)
+        tiny_job("single", INT8, *setting.split())
     assert str(error.value).startswith(said)
+
+
+def test_a_pattern_of_formats_takes_nothing_out():
+    with pytest.raises(MeshDSLError, match="'!head.*' is no pattern; the format of matrices that"):
+        override(Config(), **{"precision.matmul": {"*": "int8", "!head.*": "int8"}})
 
 
 def test_a_format_that_the_chip_only_emulates_is_said():

@@ -3,7 +3,7 @@
 With `x` [rows, ins], a weight [ins, outs] and a cotangent `g` [rows, outs], a step multiplies three
 times, and each time in few bits:
 
-    y  [rows, outs] = x g      summed over ins
+    y  [rows, outs] = x w      summed over ins
     x' [rows, ins]  = g w      summed over outs
     w' [ins, outs]  = x g      summed over rows
 
@@ -30,6 +30,7 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from meshdsl.dims import Dim, Dims, without
+from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.ops.component import align
@@ -103,6 +104,7 @@ def _multiplied(product: Product, operands: Operands) -> Any:
 
 def _forward(product: Product, operands: Operands):
     x, weight, out, recipe = product[:4]
+    operands = _has_no_derivative(operands)
     low = operands._replace(
         x=operands.x.astype(recipe.forward.dtype),
         weight=operands.weight.astype(recipe.forward.dtype),
@@ -114,6 +116,7 @@ def _forward(product: Product, operands: Operands):
 
 
 def _backward(product: Product, low: Operands, g):
+    g = _has_no_derivative(g)
     of_x = _by_x(product, low, g.astype(jnp.float32)).astype(g.dtype)
     of_weight = _by_weight(product, low, g).astype(product.dtype)
     none: Any = None
@@ -121,6 +124,23 @@ def _backward(product: Product, low: Operands, g):
 
 
 _multiplied.defvjp(_forward, _backward)
+
+
+@jax.custom_jvp
+def _has_no_derivative(arrays: Any) -> Any:
+    """`arrays`, in what is computed for a gradient: that has no derivative of its own.
+
+    JAX would take a derivative through the rounding, which is 0, without a word.
+    """
+    return arrays
+
+
+@_has_no_derivative.defjvp
+def _has_no_derivative_jvp(primals, tangents):
+    raise MeshDSLError(
+        "quantized_dot: a product in few bits has first derivatives only; for a derivative of its "
+        "gradient, use md.dot"
+    )
 
 
 def _by_x(product: Product, low: Operands, g):
@@ -137,8 +157,8 @@ def _by_weight(product: Product, low: Operands, g):
     x, out, rows, format = product.x, product.out, product.rows, product.recipe.gradient
     of_scale = without(x, product.ins)
     if not product.last_row:
-        full = low.x.astype(g.dtype) * _along(low.x_scale, of_scale, x).astype(g.dtype)
-        return _einsum(full, x, g, out, product.weight, jnp.float32)
+        full = low.x.astype(jnp.float32) * _along(low.x_scale, of_scale, x)
+        return _einsum(full.astype(g.dtype), x, g, out, product.weight, jnp.float32)
     *others, last = rows
     along = g.astype(jnp.float32) * _along(low.x_scale, of_scale, out)
     values, scale = _quantized(product.at, along, out, (last,), format)
@@ -154,6 +174,9 @@ def _by_weight(product: Product, low: Operands, g):
 
     if len(x_rows) == 1:
         return one(x_rows[0], g_rows[0], scales[0])
+    if product.at.platform == "cpu" and format.sums == jnp.int32:
+        # The compiler for CPUs fails at some products of int8 in a loop: it adds int8 to int32.
+        x_rows, g_rows = x_rows.astype(format.sums), g_rows.astype(format.sums)
     each = x_rows, g_rows, scales
     like = jax.eval_shape(one, *[array[0] for array in each])
     zeros = collectives.vary(jnp.zeros(like.shape, like.dtype), collectives.varying(g))

@@ -82,13 +82,16 @@ def _dequantize_example(dequantize: Callable, x: Tensor, dims) -> Tensor:
     floats=True,
 )
 def dequantize(values: Tensor, scale: Tensor) -> Tensor:
-    """What `values` with `scale` stand for: their product, in the dtype of the values.
+    """What `values` with `scale` stand for: their product.
 
-    The gradient of the result is that of `values`, see `quantize`; none flows to the scale.
+    It has the dtype of the values; or that of the scale, where the values are kept in 8 bits. The
+    gradient of the result is that of `values`, see `quantize`; none flows to the scale.
 
     Raises:
       MeshDSLError: the scale has a dim that the values lack.
     """
+    if values.dtype.itemsize == 1:
+        values = component.cast(values, scale.dtype)
     return component.map(_stands_for, values, scale, name="dequantize")
 
 
@@ -154,7 +157,7 @@ def product(
     if not matrices or too_long or not (x.size and weight.size):
         return einsum(x, weight, out=out)
     of_x, x_scale = quantized(x, ins, recipe.forward, largest)
-    of_weight, weight_scale = quantized(weight, ins, recipe.forward, largest)
+    of_weight, weight_scale = quantized(weight, ins, recipe.forward, largest, at_rest=True)
     dims = of_x.dims, of_weight.dims, out
 
     def local(at, *arrays):
@@ -171,12 +174,13 @@ def product(
 
 
 def quantized(
-    x: Tensor, over: Dims, format: Format, largest: float | None = None
+    x: Tensor, over: Dims, format: Format, largest: float | None = None, *, at_rest: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The values and the scale of `x`, see `quantize`.
+    """The values and the scale of `x`, see `quantize`; they travel in the dtype of the format.
 
-    The values keep the dtype that `x` has at rest, so that a gradient that has been summed in a
-    wide dtype comes back in it; and they travel in the dtype of the format.
+    Args:
+      at_rest: whether an op gets the values in the dtype that `x` has at rest, and not in that of
+        its use, so that the op may give a gradient in the wider of these.
     """
     dtype, dtypes = x.dtype, x.placement and x.placement.dtypes
     if x.placement and dtypes and copy_of(x) is None:
@@ -197,7 +201,7 @@ def quantized(
     values, scale = apply_op_many("quantize", local, (x,), nest)
     if values.placement is None:
         return values, scale
-    use = values.stored.dtype
+    use = values.stored.dtype if at_rest else dtype
     moves = Dtypes(use, dtypes.sums if dtypes else use, format.dtype)
     return values.replace(placement=values.placement._replace(dtypes=moves)), scale
 
