@@ -34,7 +34,9 @@ def to_differentiate_by(t: Tensor, use, sums) -> Tensor:
     """
     dtypes = Dtypes(use or t.dtype, sums or t.dtype)
     rest = t.stored.dtype
-    t = t.replace(placement=t.placement._replace(dtypes=None if dtypes == (rest, rest) else dtypes))
+    t = t.replace(
+        placement=t.placement._replace(dtypes=None if dtypes == Dtypes(rest, rest) else dtypes)
+    )
     scope, level = t.placement.scope, t.placement.level
     if level != "parameters" or scope.spent:
         return t

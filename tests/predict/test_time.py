@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from meshdsl.lowering.kernels import Product
-from meshdsl.machine import FUSED_EFFICIENCY, chips
+from meshdsl.machine import FUSED_EFFICIENCY, Chip, chips
 from meshdsl.machine.overlap import Overlap
 from meshdsl.predict.compiler import instruction_time
 from meshdsl.predict.compiler.hlo_text import Module
@@ -18,7 +18,15 @@ from meshdsl.program.collective import Collective
 from meshdsl.program.name_stacks import Stated, flops_scope
 
 US = 1e-6
-CHIP = SimpleNamespace(
+
+
+class FakeChip(SimpleNamespace):
+    """A chip of the figures that a test gives it."""
+
+    slowdown = Chip.slowdown
+
+
+CHIP = FakeChip(
     kind="gpu",
     flops=1e6,
     matmul_efficiency=1.0,
@@ -27,6 +35,7 @@ CHIP = SimpleNamespace(
     vector_rate=0.0,
     tile=1,
     float32_slowdown=1.58,
+    int8_speedup=1.0,
     kernel_latency=1e-6,
     step_latency=0.0,
     operand_bandwidth=0.0,
@@ -58,7 +67,7 @@ class Links:
     """1 us for each byte, over axes of a form."""
 
     def __init__(self, form="one dim"):
-        chip = SimpleNamespace(**vars(CHIP), overlap_over=RUNS.get, small_sum=2**16)
+        chip = FakeChip(**vars(CHIP), overlap_over=RUNS.get, small_sum=2**16)
         self.target = SimpleNamespace(chip=chip)
         self.on = SimpleNamespace(levels=(SimpleNamespace(kind="torus"),), form=form)
 
@@ -251,7 +260,7 @@ def test_a_gather_that_runs_as_a_sum_is_filled_first():
 
 
 def chip(**figures):
-    return SimpleNamespace(**{**vars(CHIP), **figures})
+    return FakeChip(**{**vars(CHIP), **figures})
 
 
 def dot(batch, m, k, n, dtype="bfloat16"):

@@ -10,6 +10,7 @@ from meshdsl.program.collective import phase_in_step
 from meshdsl.program.program import Program
 from meshdsl.program.recorder import source_of, tag_in
 
+_OP = "quantized_dot"  # what the record calls a product in few bits
 # A product of the program as XLA has it, and the parts of the names of calls of libraries.
 _PRODUCTS, _LIBRARIES = ("dot", "convolution"), ("matmul", "gemm")
 
@@ -20,6 +21,8 @@ def wide_products(module: Module, program: Program) -> tuple[str, ...]:
     An op with further products in more bits is left out: which of them a product of the compiler is
     cannot be told.
     """
+    if not any(op.name == _OP for op in program.ops):
+        return ()
     meant: dict[tuple[str | None, str], set[str]] = defaultdict(set)
     for kernel, _ in kernel_graph(program).walk():
         for dot in kernel.dots:
