@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import jax
+
 from meshdsl.dims import Dim, Dims
-from meshdsl.tensor import Parameter, Tensor
+from meshdsl.tensor import Parameter, Tensor, is_tensor
 
 
 class StandIn:
@@ -25,11 +27,23 @@ class StandIn:
     """
 
     weight: Any
-    ways: Mapping[str, Callable] = MappingProxyType({})
+
+    def of(self, weight: Any) -> StandIn:
+        """The same for another weight."""
+        raise NotImplementedError
 
     def as_tensor(self) -> Tensor:
         """The Tensor that this stands for."""
         raise NotImplementedError
+
+    def _cast(self, op: Callable, args: tuple, named: dict[str, Any]) -> StandIn | None:
+        """The same of Tensors in another dtype."""
+        given = dict(zip(("x", "dtype"), args, strict=False)) | named
+        if set(given) != {"x", "dtype"}:
+            return None
+        return jax.tree.map(lambda t: op(t, given["dtype"]), self, is_leaf=is_tensor)
+
+    ways: Mapping[str, Callable] = MappingProxyType({"cast": _cast})
 
     def compute(self, op: Callable, args: tuple, named: dict[str, Any]) -> Any:
         """`op(*args, **named)`, where this is one of the arguments."""

@@ -36,8 +36,8 @@ class Product(NamedTuple):
 
     Attributes:
       uneven: whether some devices compute more than others, so that `flops` is their mean.
-      seam: of products of groups of rows, how many rows more the kernel multiplies for each group
-        but one, because a tile of rows may have rows of two groups; 0 for other products.
+      grouped: of products of groups of rows, the FLOPs that the kernel computes, which multiplies
+        some rows for two groups; 0 for other products.
     """
 
     batch: int
@@ -47,13 +47,7 @@ class Product(NamedTuple):
     flops: int
     dtype: str
     uneven: bool = False
-    seam: int = 0
-
-    @property
-    def multiplied(self) -> int:
-        """The FLOPs with those of seams."""
-        rows = self.batch * self.m
-        return self.flops * (rows + self.seam * (self.batch - 1)) // max(rows, 1)
+    grouped: int = 0
 
 
 Products = tuple[Product, ...]
@@ -141,7 +135,7 @@ def _bound(kernel: Any, out_tree: Any, leaves: Sequence, products: Products | No
 def _stating(products: Products | None) -> AbstractContextManager:
     if products is None:
         return nullcontext()
-    flops, grouped = sum(p.multiplied for p in products), any(p.seam for p in products)
+    flops, grouped = sum(p.grouped or p.flops for p in products), any(p.grouped for p in products)
     return jax.named_scope(flops_scope(Stated(flops, grouped)))
 
 

@@ -109,7 +109,9 @@ def _called(way: Way, call: partial, groups: int, inner: int, features: int, row
     per_group = -(-int(expected) // groups)
     dtype, uneven = rows.dtype.name, way.share < 1
     seam = tile_rows(way, len(rows), groups) if way.kernel == "megablox" else max(way.block // 2, 1)
-    stated = Product(groups, per_group, inner, features, flops, dtype, uneven, seam)
+    # A tile of rows may have rows of two groups, and is multiplied for both.
+    multiplied = flops * (groups * per_group + seam * (groups - 1)) // max(groups * per_group, 1)
+    stated = Product(groups, per_group, inner, features, flops, dtype, uneven, multiplied)
     return as_one(way.lowered, call, rows, *others, products=(stated,))
 
 

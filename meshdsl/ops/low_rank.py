@@ -51,12 +51,6 @@ class LowRank(StandIn):
         product = einsum(self.a, self.b, out=self.dims)
         return self.weight + cast(product, self.dtype)
 
-    def _cast(self, op: Callable, args: tuple, named: dict[str, Any]) -> LowRank | None:
-        given = dict(zip(("x", "dtype"), args, strict=False)) | named
-        if set(given) != {"x", "dtype"}:
-            return None
-        return LowRank(*[op(x, given["dtype"]) for x in (self.weight, self.a, self.b)])
-
     def _dot(self, op: Callable, args: tuple, named: dict[str, Any]) -> Tensor | None:
         options = dict(zip(("x", "weight"), args, strict=False)) | named
         x = as_tensor(options.pop("x", None))
@@ -87,4 +81,4 @@ class LowRank(StandIn):
         return result + cast(einsum(of_ids, self.b, out=result.dims), result.dtype)
 
     # The ops that are linear in a weight, which do without adding the adapter to the weight.
-    ways = MappingProxyType({"cast": _cast, "dot": _dot, "einsum": _einsum, "take": _take})
+    ways = MappingProxyType({**StandIn.ways, "dot": _dot, "einsum": _einsum, "take": _take})

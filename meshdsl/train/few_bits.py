@@ -10,7 +10,8 @@ see `meshdsl.ops.precision.few_bits`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +26,7 @@ from meshdsl.train.trained import matched, name_at, parameters_by_name
 
 COMPUTE, CHANNEL, STATIC = "compute", "channel", "static="
 _WORTH = 1.2  # times the rate of bfloat16: below it rounding costs about what products gain
-# What recipes keep in more bits, because errors there cost the most and products there the least.
+# The usual exceptions: errors cost the most there, and products the least.
 ALWAYS_WIDE = ("embedding.*", "head.*", "*norm*", "*router*")
 
 
@@ -65,7 +66,7 @@ def formats_of(precision: Any, model: Any) -> Formats:
       model: a pytree of parameters, or of their descriptions.
 
     Raises:
-      MeshDSLError: a pattern matches no matrix.
+      MeshDSLError: a pattern matches no matrix; one of the usual exceptions need not.
     """
     by_pattern = _by_pattern(precision.matmul)
     found: dict[str, Recipe] = {}
@@ -78,7 +79,8 @@ def formats_of(precision: Any, model: Any) -> Formats:
             found.pop(each, None)
             if name != COMPUTE:
                 found[each] = RECIPES[name]
-    kept = [p for p in precision.except_ if p not in ALWAYS_WIDE or _matches(p, names)]
+    has = lambda pattern: any(fnmatchcase(name, pattern) for name in names)
+    kept = [p for p in precision.except_ if p not in ALWAYS_WIDE or has(p)]
     wide = matched(kept, names, "precision.except")
     found = {name: recipe for name, recipe in found.items() if name not in wide}
     return Formats(found, _largest(precision.scales))
@@ -120,13 +122,6 @@ def slow_formats(precision: Any, target: Target | None) -> tuple[str, ...]:
 
 def _by_pattern(matmul: str | Mapping[str, Any]) -> Mapping[str, Any]:
     return matmul if isinstance(matmul, Mapping) else {"*": matmul}
-
-
-def _matches(pattern: str, names: Sequence[str]) -> bool:
-    try:
-        return bool(matched([pattern], names, ""))
-    except MeshDSLError:
-        return False
 
 
 def _largest(scales: str) -> float | None:

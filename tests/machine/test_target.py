@@ -6,6 +6,10 @@ import pytest
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.machine import find_target, fit_mesh, propose_meshes
+from meshdsl.machine.target import abstract_mesh_on
+from meshdsl.mesh import device_kind_of, platform_of
+
+KINDS = {"v5p:2x2x1": "TPU v5", "v5e:2x2": "TPU v5 lite", "h100:4": "NVIDIA H100 80GB HBM3"}
 
 LEGAL_V5P = (
     "3 dims, all multiples of 4 where one is above it, x and y even, at most 8,960 chips, "
@@ -29,6 +33,13 @@ def test_devices_over_all_slices():
     assert {text: find_target(text).devices for text in devices} == devices
     assert find_target("v5p:4x4x4", slices=4).devices == 256
     assert find_target("tpu7x:2x2x2", slices=2).devices == 32
+
+
+def test_a_mesh_without_devices_knows_whose_it_is():
+    found = {text: device_kind_of(abstract_mesh_on(find_target(text), {"x": 4})) for text in KINDS}
+    assert found == KINDS
+    assert device_kind_of(abstract_mesh_on(None, {"x": 4})) == ""
+    assert platform_of(abstract_mesh_on(find_target("v5p:2x2x1"), {"x": 4})) == "tpu"
 
 
 @pytest.mark.parametrize(

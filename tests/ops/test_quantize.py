@@ -9,6 +9,7 @@ from qwix._src.core import dot_general_qt, qarray
 import meshdsl as md
 from meshdsl.errors import MeshDSLError
 from meshdsl.ops.low_rank import LowRank
+from meshdsl.ops.precision import products
 from meshdsl.ops.precision.few_bits import FewBits
 from meshdsl.ops.precision.formats import RECIPES
 from tests.helpers import assert_same, data, dims, distance, layout, weight
@@ -170,6 +171,18 @@ def test_nan_is_not_hidden():
     assert np.isnan(y[0, 0]).all() and np.isnan(y[1, 1]).all() and np.isfinite(y[2]).all()
 
 
+@pytest.mark.parametrize("rules", [LAYOUTS["fsdp"], LAYOUTS["uneven"]])
+def test_rows_may_be_copied_to_the_end_of_memory(rules, monkeypatch):
+    """As chips want it that multiply int8 fast only then; here the CPU is taken for one."""
+    orders = []
+    copied = products._with_last
+    noted = lambda *args: orders.append(copied(*args)[1]) or copied(*args)
+    monkeypatch.setattr(products, "_ROWS_LAST", ("cpu",))
+    monkeypatch.setattr(products, "_with_last", noted)
+    assert_same(mlp("int8"), UP, DOWN, X, layout=rules, tolerance=1e-6)
+    assert orders and all(order[-1] == L for order in orders)
+
+
 def test_zeros_and_empty_dims():
     assert not np.any(md.quantized_dot(X * 0, UP).array)
     empty = md.Dim("length", 0)
@@ -296,6 +309,10 @@ def test_an_adapter_beside_it_is_added():
         (
             lambda: md.quantize(X, "int8", largest=0.0),
             "quantize: `largest` is a number above 0, not 0.0",
+        ),
+        (
+            lambda: md.quantized_dot(X, UP, largest=-1.0),
+            "quantized_dot: `largest` is a number above 0, not -1.0",
         ),
         (
             lambda: md.value_and_grad(

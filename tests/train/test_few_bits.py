@@ -1,5 +1,7 @@
 """Training in few bits: which matrices, the same under every layout, and resumed bit for bit."""
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from meshdsl.train.few_bits import formats_of, slow_formats
 from meshdsl.train.settings import leaves, override, read, to_toml
 from meshdsl_cli import main
 from tests.helpers import only
-from tests.train.common import SHORT, losses, tiny_job
+from tests.train.common import SHORT, TINY, losses, tiny_job
 from tests.train.test_trained import steps
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -52,6 +54,9 @@ def test_the_settings_are_written_and_read(tmp_path):
     assert "\nexcept = [" in text
     (tmp_path / "run.toml").write_text(text)
     assert read(tmp_path / "run.toml", Config()) == config
+    config = override(config, **{"precision.matmul": {"*": "int8", "*.out.*": "fp8"}})
+    (tmp_path / "run.toml").write_text(to_toml(config))
+    assert read(tmp_path / "run.toml", Config()) == config
 
 
 @pytest.mark.parametrize(
@@ -90,6 +95,13 @@ def test_a_format_that_the_chip_only_emulates_is_said():
     assert not slow_formats(fp8, find_target("tpu7x:2x2x1")) and not slow_formats(fp8, None)
 
 
+def test_explain_says_so(capsys):
+    small = [*TINY, "precision.matmul=fp8"]
+    assert main(["explain", "--layout", "fsdp", "--target", "v5p:2x2x1", *small]) == 0
+    notes = capsys.readouterr().out.partition("\nnotes\n")[2]
+    assert "precision.matmul: v5p multiplies fp8 at 0.97 times the rate of bfloat16" in notes
+
+
 @pytest.mark.parametrize(
     "layout",
     only(
@@ -101,6 +113,15 @@ def test_a_format_that_the_chip_only_emulates_is_said():
 def test_the_first_step_is_that_of_one_device(layout):
     """Later ones differ where a rounding of what differs in its last bit goes the other way."""
     (found, _), (expected, _) = (steps(each, INT8, *LAYERS) for each in (layout, "single"))
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+
+
+@pytest.mark.slow
+def test_an_early_pipeline_is_one_device_too(tmp_path):
+    rules = Path("layouts/pipeline-fsdp.toml").read_text().replace("batch = 16 }", "batch = 2 }")
+    path = tmp_path / "early.toml"
+    path.write_text(rules.replace("microbatches =", 'schedule = "early", microbatches ='))
+    (found, _), (expected, _) = (steps(str(each), INT8, *LAYERS) for each in (path, "single"))
     np.testing.assert_allclose(found, expected, rtol=2e-6)
 
 

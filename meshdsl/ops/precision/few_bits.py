@@ -41,14 +41,11 @@ class FewBits(StandIn):
     def tree_unflatten(cls, how: tuple, children: Any) -> FewBits:
         return cls(*children, *how)
 
+    def of(self, weight: Any) -> FewBits:
+        return FewBits(weight, self.recipe, self.largest)
+
     def as_tensor(self) -> Tensor:
         return self.weight
-
-    def _cast(self, op: Callable, args: tuple, named: dict[str, Any]) -> FewBits | None:
-        given = dict(zip(("x", "dtype"), args, strict=False)) | named
-        if set(given) != {"x", "dtype"}:
-            return None
-        return FewBits(op(self.weight, given["dtype"]), self.recipe, self.largest)
 
     def _dot(self, op: Callable, args: tuple, named: dict[str, Any]) -> Tensor | None:
         given = dict(zip(("x", "weight"), args, strict=False)) | named
@@ -68,7 +65,7 @@ class FewBits(StandIn):
         _, out = einsum_dims([self.weight if t is self else t for t in args], **named)
         return product(x, self.weight, out, self.recipe, self.largest)
 
-    ways = MappingProxyType({"cast": _cast, "dot": _dot, "einsum": _einsum})
+    ways = MappingProxyType({**StandIn.ways, "dot": _dot, "einsum": _einsum})
 
 
 def _has_fractions(x: Any) -> bool:

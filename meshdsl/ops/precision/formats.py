@@ -5,10 +5,11 @@ the range of the format, and `values` is `x / scale`, rounded to the nearest num
 has, ties to even. Arrays of values keep a wider dtype, in which all numbers of a format are exact;
 products and collectives cast them to the format's own.
 
-Sources: OCP 8-bit Floating Point Specification (2023) for e4m3 and e5m2. The scale of int8 is of
-qwix (and AQT, https://github.com/google/aqt): the largest magnitude becomes 127.5, so that the
-outermost numbers stand for as wide a range as all others. It is used from -127 to 127: qwix makes
--128 of -127.5, and -127 of what is a bit less by a rounding that compilers do as they like.
+Sources: OCP 8-bit Floating Point Specification (2023) for e4m3 and e5m2. The scale of int8 is
+that of qwix (and of AQT, https://github.com/google/aqt): the largest magnitude becomes 127.5, so
+that the outermost numbers stand for as wide a range as all others. int8 is used from -127 to 127:
+qwix makes -128 of -127.5, and -127 of what is a bit less by a rounding that compilers do as they
+like.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Recipe(NamedTuple):
     """The formats of the three products of a training step that a weight is in.
 
     Attributes:
-      name: as it is called in a layout of precision: `int8`.
+      name: as `precision.matmul` and `md.quantized_dot` call it: `int8`.
       forward: of what is multiplied in the forward pass, `x` and the weight.
       gradient: of the gradient of the result, in both products of the backward pass.
     """

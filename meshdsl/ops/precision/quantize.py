@@ -61,7 +61,8 @@ def quantize(
       largest: the largest magnitude instead of the one that is found. What is larger becomes that.
 
     Returns:
-      The values, and the scale in float32, which has the dims of `x` without `over`.
+      The values, and the scale in float32, which has the dims of `x` without `over`; with `largest`
+      it has none.
 
     Raises:
       MeshDSLError: there is no such format, `x` has none of the dims, or it is not of real
@@ -69,7 +70,7 @@ def quantize(
     """
     _check_float("quantize", x)
     over = dim_algebra.find_all("quantize", x.dims, over)
-    return quantized(x, over, recipe("quantize", format).forward, _checked(largest))
+    return quantized(x, over, recipe("quantize", format).forward, _checked("quantize", largest))
 
 
 def _dequantize_example(dequantize: Callable, x: Tensor, dims) -> Tensor:
@@ -138,7 +139,9 @@ def quantized_dot(
     out = dot_dims("quantized_dot", x, weight)
     _check_float("quantized_dot", x)
     found = recipe("quantized_dot", format)
-    return product(x, component.cast(weight, x.dtype), out, found, _checked(largest))
+    return product(
+        x, component.cast(weight, x.dtype), out, found, _checked("quantized_dot", largest)
+    )
 
 
 def product(
@@ -213,7 +216,7 @@ def _check_float(name: str, x: Tensor) -> None:
         )
 
 
-def _checked(largest: float | None) -> float | None:
+def _checked(name: str, largest: float | None) -> float | None:
     if largest is not None and not 0 < largest < float("inf"):
-        raise MeshDSLError(f"quantize: `largest` is a number above 0, not {quote(largest)}")
+        raise MeshDSLError(f"{name}: `largest` is a number above 0, not {quote(largest)}")
     return largest

@@ -48,8 +48,8 @@ class Dot:
 
     `flops` counts a multiplication and an addition for each term, as XLA does. Of a convolution it
     counts only the terms that do not meet padding. Where it is `uneven`, `flops` are a mean over
-    devices, of which some compute more. Products of groups of rows have a `seam`: so many rows more
-    are multiplied for each group but one.
+    devices, of which some compute more. Products of groups of rows state in `grouped` what their
+    kernel computes: more than `flops`, because it multiplies some rows for two groups.
 
     `lanes` is how many times longer the result gets by lanes of a TPU that stay empty: where its
     last dim is one of several that an operand gives, such as the 64 elements of a head.
@@ -65,7 +65,7 @@ class Dot:
     flops: int
     dtype: str
     uneven: bool = False
-    seam: int = 0
+    grouped: int = 0
     lanes: float = 1.0
     rearranged: int = 0
 

@@ -73,7 +73,7 @@ def is_fused(kernel: Kernel) -> bool:
 
 def is_grouped(kernel: Kernel) -> bool:
     """Whether it is a fused kernel of products of groups of rows."""
-    return is_fused(kernel) and all(dot.seam for dot in kernel.dots)
+    return is_fused(kernel) and all(dot.grouped for dot in kernel.dots)
 
 
 def _seconds(kernel: Kernel, chip: Chip) -> float:
@@ -90,8 +90,7 @@ def _seconds(kernel: Kernel, chip: Chip) -> float:
         return taken + _reordering(kernel, chip, max(sizes))
     if is_fused(kernel):
         products = sum(
-            dot.flops
-            * (1 + dot.seam * (dot.batch - 1) / max(dot.batch * dot.m, 1))
+            (dot.grouped or dot.flops)
             * chip.slowdown(dot.dtype)
             * (chip.imbalance if dot.uneven else 1.0)
             for dot in kernel.dots

@@ -26,7 +26,7 @@ def compiled():
 
 
 def test_a_product_that_is_cast_first_is_named(compiled):
-    """XLA:CPU multiplies in int8 forward, and casts the operands of a product backward."""
+    """On CPUs the operands of a weight's gradient are of int32, see `ops.precision.products`."""
     program, text = compiled
     (line,) = wide_products(Module(text), program)
     assert line.startswith("quantized_dot (test_wide_products.py:")
