@@ -135,6 +135,15 @@ CASES = {
         target="v5p:4x8x8",
         batch=36 * 256,
     ),
+    "mixtral 256 chips, int8": Case(
+        MIXTRAL,
+        "fsdp",
+        {"data": 256},
+        "hidden",
+        how={"microbatches": 9, "precision.matmul": "int8"},
+        target="v5p:4x8x8",
+        batch=36 * 256,
+    ),
     "deepseek-v3 512 chips": Case(
         "deepseek-v3-671b",
         "fsdp",

@@ -69,7 +69,7 @@ def _by_kernel(kind: str, tile: Tile, interpret: bool, x, w, y, starts):
         return kernels.outer(tile, interpret, x.dtype.name, x, y, starts)
     blocks = blocks_of(starts, tile.rows, len(x))
     back = kind == "transposed"
-    return kernels.dot(tile, interpret, back, y if back else x, w, blocks)
+    return kernels.dot(tile, interpret, back, x.dtype.name, y if back else x, w, blocks)
 
 
 def _by_way(kind: str, way: Way, x, w, y, starts):
@@ -77,7 +77,7 @@ def _by_way(kind: str, way: Way, x, w, y, starts):
     if kind == "outer":
         return kernel.outer(way, x.dtype.name, x, y, starts)
     back = kind == "transposed"
-    return kernel.dot(way, back, y if back else x, w, starts)
+    return kernel.dot(way, back, x.dtype.name, y if back else x, w, starts)
 
 
 def _cases(kind: str, shape, tiles, platform: str) -> dict[str, Callable]:

@@ -10,7 +10,9 @@ what stores a finished tile, do not run in every turn. And it takes no less than
 
 `dot`, `transposed` and `outer` are the product and its two derivatives, of Mixtral's experts, in
 bfloat16; the last has a result of float32. The mean of their shares of the peak, in the tiles that
-meshdsl gives them, is `grouped_efficiency` of a chip in `meshdsl/machine/hardware.toml`.
+meshdsl gives them, is `grouped_efficiency` of a chip in `meshdsl/machine/hardware.toml`. `int8` and
+`fp8` are `dot` in numbers of 8 bits, with a result of int32 or float32; their shares are of the
+peak of bfloat16 too.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import SingleDeviceSharding
 
 from meshdsl.machine import find_target
-from meshdsl.ops.grouped_dot import Way, tiles
+from meshdsl.ops.grouped_dot import Tiles, Way, tile_of
 from meshdsl.predict.compiler.topology import compile_only, target_devices
 
 from .measure import show
@@ -44,7 +47,9 @@ TARGETS = {
     "tpu7x": ("tpu7x:2x2x1", 1),
 }
 ROWS, INNER, FEATURES, GROUPS = 32768, 4096, 14336, 8
-KINDS = ("dot", "transposed", "outer")
+KINDS = ("dot", "transposed", "outer", "int8", "fp8")
+FORMATS = {"dot": jnp.bfloat16, "int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
+SUMS = {"dot": jnp.bfloat16, "int8": jnp.int32, "fp8": jnp.float32}
 _DUMP = "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true"
 _BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(LB|LH|LE|PB|PF|CT)?\s*:")
 _ALONE = 8  # regions with no more products on a unit than that only begin or end something
@@ -54,27 +59,34 @@ def compile_one(kind: str, target: str, tile: tuple[int, int, int]) -> None:
     """Compile a kernel, for the bundles that libtpu writes meanwhile."""
     compile_only()
     on = SingleDeviceSharding(target_devices(find_target(target))[0])
-    array = lambda *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(shape, dtype, sharding=on)
+    dtype = FORMATS.get(kind, jnp.bfloat16)
+    array = lambda *shape, dtype=dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=on)
     counts, weight = array(GROUPS, dtype=jnp.int32), array(GROUPS, INNER, FEATURES)
     rows, others = array(ROWS, INNER), array(ROWS, FEATURES)
     how: dict[str, Any] = {
         "preferred_element_type": jnp.float32 if kind == "outer" else jnp.bfloat16,
         "tiling": tile,
     }
+
+    def ragged(n, x, w):
+        with set_xla_metadata(ragged_dot_tiling=",".join(map(str, tile))):
+            return jax.lax.ragged_dot(x, w, n, preferred_element_type=SUMS[kind])
+
     calls = {
-        "dot": (lambda n, x, w: gmm(x, w, n, **how), rows, weight),
         "transposed": (lambda n, x, w: gmm(x, w, n, transpose_rhs=True, **how), others, weight),
         "outer": (lambda n, x, y: tgmm(x.T, y, n, **how), rows, others),
     }
-    call, *operands = calls[kind]
+    call, *operands = calls.get(kind, (ragged, rows, weight))
     jax.jit(call).lower(counts, *operands).compile()
 
 
-def own_tile(kind: str) -> tuple[int, int, int]:
+def own_tile(kind: str, chip: str) -> tuple[int, int, int]:
     """The tile that meshdsl gives a product."""
-    way = Way("megablox", "tpu", False, 0, 1.0)
-    inner, features = (FEATURES, INNER) if kind == "transposed" else (INNER, FEATURES)
-    return tiles(way, ROWS, GROUPS, inner, features, wide=kind == "outer")
+    device_kind = find_target(TARGETS[chip][0]).chip.device_kind
+    way = Way("megablox", "tpu", False, 0, 1.0, device_kind=device_kind)
+    rows = jax.ShapeDtypeStruct((ROWS, 0), FORMATS.get(kind, jnp.bfloat16))
+    sizes = (FEATURES, INNER) if kind == "transposed" else (INNER, FEATURES)
+    return tile_of(way, kind if kind in Tiles._fields else "dot", rows, GROUPS, sizes)
 
 
 def regions(text: str) -> list[tuple[int, int]]:
@@ -113,7 +125,11 @@ def row(chip: str, kind: str, tile: tuple[int, int, int]) -> list[str]:
             name,
         ]
         run = subprocess.run(command, env=environment, capture_output=True, text=True)
-        texts = [p for p in Path(folder).glob("*gmm*final_bundles.txt") if "schedule" not in p.name]
+        texts = [
+            path
+            for path in Path(folder).glob("*final_bundles.txt")
+            if re.search("gmm|ragged-dot-none", path.name) and "schedule" not in path.name
+        ]
         if run.returncode or not texts:
             return [chip, kind, name, (run.stderr.strip().splitlines() or ["-"])[-1][:60], *"----"]
         found = regions(texts[0].read_text())
@@ -129,9 +145,11 @@ def row(chip: str, kind: str, tile: tuple[int, int, int]) -> list[str]:
         if kind == "outer"
         else (inner * (rows + features), rows * features)
     )
-    moved = 2 * (operands + result * summed / whole)
+    few_bits = kind in ("int8", "fp8")
+    moved = (1 if few_bits else 2) * operands + (4 if few_bits else 2) * result * summed / whole
     in_memory = moved * cores / figures.hbm_bandwidth * figures.clock
-    cycles = max(with_products, at_peak) + rest
+    least = at_peak / 2 if few_bits else at_peak  # matrix units have twice the peak in 8 bits
+    cycles = max(with_products, least) + rest
     bound = "memory" if in_memory > cycles else "products"
     cells = [f"{n:,.0f}" for n in (with_products, rest, at_peak, in_memory)]
     return [chip, kind, name, *cells, f"{at_peak / max(cycles, in_memory):.1%}, {bound}"]
@@ -157,7 +175,7 @@ def main() -> None:
     rows = [[*head, "cycles of its bytes", "share of the peak"]]
     for chip in given.chips:
         for kind in KINDS:
-            for tile in given_tiles or [own_tile(kind)]:
+            for tile in given_tiles or [own_tile(kind, chip)]:
                 rows.append(row(chip, kind, tile))
                 print("; ".join(rows[-1]), flush=True)
     print()

@@ -6,7 +6,8 @@ matrix of another group, as `jax.lax.ragged_dot` does for the gradient of the we
 a row without a group is zeros, and no gradient depends on that row. There are three ways to the
 same results, in `KERNELS`:
 
-- `megablox`, JAX's Pallas kernels for TPU;
+- `megablox`, JAX's Pallas kernels for TPU, and libtpu's own kernel for `jax.lax.ragged_dot` where
+  the matrix is not transposed, which is faster;
 - `pallas`, the kernels of `grouped_kernels.py` for GPU;
 - `blocks` of rows, one after the other, in plain JAX, on every platform.
 
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from meshdsl.lowering.kernels import Product
 from meshdsl.ops.arrays import as_one, padded
@@ -42,6 +44,7 @@ class Way(NamedTuple):
       block: how many rows a block has, about as many as a group.
       share: the expected share of the rows that have a group on this device.
       wide: whether gradients of matrices are cast to float32 next.
+      device_kind: what JAX calls the device, as "TPU v6 lite"; empty where that is not known.
     """
 
     kernel: str
@@ -50,6 +53,7 @@ class Way(NamedTuple):
     block: int
     share: float
     wide: bool = False
+    device_kind: str = ""
 
     def taking(self, dtype) -> Way:
         """This way, or blocks where its kernel does not take products of `dtype`."""
@@ -63,43 +67,49 @@ def grouped_dot(way: Way, transposed: bool, rows, weight, starts):
 
     Where it is `transposed`, the weight is `[groups, n, k]`.
     """
-    return _dot(way, transposed, rows, weight, starts)
+    return dot(way, transposed, rows, weight, starts)
 
 
 def _forward(way: Way, transposed: bool, rows, weight, starts):
-    return _dot(way, transposed, rows, weight, starts), (rows, weight, starts)
+    return dot(way, transposed, rows, weight, starts), (rows, weight, starts)
 
 
 def _backward(way: Way, transposed: bool, saved, cotangent):
     rows, weight, starts = saved
-    by_rows = _dot(way, not transposed, cotangent, weight, starts).astype(rows.dtype)
-    both = (cotangent, rows) if transposed else (rows, cotangent)
-    # A TPU passes over what its kernel has written in float32 faster than over bfloat16.
-    dtype = _wide(weight) if way.wide and way.platform == "tpu" else weight.dtype
-    return by_rows, _outer(way, *both, starts, dtype).astype(weight.dtype), None
+    by_rows = dot(way, not transposed, cotangent, weight, starts).astype(rows.dtype)
+    return by_rows, outer(way, transposed, rows, cotangent, starts).astype(weight.dtype), None
 
 
 grouped_dot.defvjp(_forward, _backward)
 
 
-def _dot(way: Way, transposed: bool, rows, weight, starts):
-    """Each row times the matrix of its group, or times the `transposed` matrix."""
+def dot(way: Way, transposed: bool, rows, weight, starts, dtype: Any = None) -> jax.Array:
+    """`grouped_dot`, without a derivative.
+
+    Args:
+      dtype: of the result; by default that of the rows.
+    """
     inner, features = weight.shape[2:0:-1] if transposed else weight.shape[1:]
-    call = partial(_dot_or_zeros, way, transposed)
+    call = partial(_dot_or_zeros, way, transposed, jnp.dtype(dtype or rows.dtype).name)
     return _called(way, call, len(weight), inner, features, rows, weight, starts)
 
 
-def _dot_or_zeros(way: Way, transposed: bool, rows, weight, starts):
-    result = KERNELS[way.kernel].dot(way, transposed, rows, weight, starts)
+def _dot_or_zeros(way: Way, transposed: bool, dtype: str, rows, weight, starts):
+    result = KERNELS[way.kernel].dot(way, transposed, dtype, rows, weight, starts)
     grouped = lax.iota(jnp.int32, len(rows)) < starts[-1]
     return jnp.where(grouped[:, None], result, 0)  # kernels leave other rows as memory has them
 
 
-def _outer(way: Way, rows, others, starts, dtype):
-    """For each group the product of its `rows [m, k]` and its `others [m, n]`: `[groups, k, n]`."""
-    call = partial(KERNELS[way.kernel].outer, way, jnp.dtype(dtype).name)
-    groups = len(starts) - 1
-    return _called(way, call, groups, rows.shape[1], others.shape[1], rows, others, starts)
+def outer(way: Way, transposed: bool, rows, others, starts) -> jax.Array:
+    """For each group the product of its `rows [m, k]` and its `others [m, n]`: `[groups, k, n]`.
+
+    Where it is `transposed`, it is `[groups, n, k]`. The dtype is that of the rows, or a wider one.
+    """
+    # A TPU passes over what its kernel has written in float32 faster than over bfloat16.
+    dtype = _wide(rows) if way.wide and way.platform == "tpu" else rows.dtype
+    a, b = (others, rows) if transposed else (rows, others)
+    call = partial(KERNELS[way.kernel].outer, way, dtype.name)
+    return _called(way, call, len(starts) - 1, a.shape[1], b.shape[1], a, b, starts)
 
 
 def _called(way: Way, call: partial, groups: int, inner: int, features: int, rows, *others) -> Any:
@@ -160,22 +170,23 @@ def _wide(*arrays):
     return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
 
-def _dot_by_blocks(way: Way, transposed: bool, rows, weight, starts):
+def _dot_by_blocks(way: Way, transposed: bool, dtype: str, rows, weight, starts):
     size = way.block
     blocks = blocks_of(starts, size, len(rows))
     padded = jnp.pad(rows, ((0, size), (0, 0)))
     contracted = ((1,), (1 if transposed else 0,)), ((), ())
+    sums = dtype if jnp.issubdtype(dtype, jnp.integer) else _wide(rows)
 
     def one(number, result):
         group, row, _ = blocks[:, number]
         own = lax.dynamic_slice_in_dim(padded, row, size)
         matrix = lax.dynamic_index_in_dim(weight, group, keepdims=False)
-        product = lax.dot_general(own, matrix, contracted, preferred_element_type=_wide(own))
+        product = lax.dot_general(own, matrix, contracted, preferred_element_type=sums)
         # Rows that a block writes beyond its group are written again by the next groups' blocks.
         return lax.dynamic_update_slice_in_dim(result, product.astype(result.dtype), row, 0)
 
     features = weight.shape[1 if transposed else 2]
-    empty = jnp.zeros((len(padded), features), jnp.result_type(rows, weight))
+    empty = jnp.zeros((len(padded), features), dtype)
     return lax.fori_loop(0, _turns(way, blocks), one, empty)[: len(rows)]
 
 
@@ -211,20 +222,20 @@ def _pallas_lacks(platform: str, rows, parameters) -> str:
     return _lacks_dtypes("pallas", rows, parameters)
 
 
-def _dot_by_pallas(way: Way, transposed: bool, rows, weight, starts):
-    from meshdsl.ops.grouped_kernels import dot, tile_of  # with Pallas, which takes long to import
+def _dot_by_pallas(way: Way, transposed: bool, dtype: str, rows, weight, starts):
+    from meshdsl.ops import grouped_kernels  # with Pallas, which takes long to import
 
-    tile = tile_of(rows.dtype, way.block)
+    tile = grouped_kernels.tile_of(rows.dtype, way.block)
     blocks = blocks_of(starts, tile.rows, len(rows))
-    return dot(tile, way.platform != "gpu", transposed, rows, weight, blocks)
+    return grouped_kernels.dot(tile, way.platform != "gpu", transposed, dtype, rows, weight, blocks)
 
 
 def _outer_by_pallas(way: Way, dtype: str, rows, others, starts):
-    from meshdsl.ops.grouped_kernels import outer, tile_of  # with Pallas, as above
+    from meshdsl.ops import grouped_kernels  # with Pallas, as above
 
     # A tile has features of the rows in the place of rows, and features are many.
-    tile = tile_of(rows.dtype, max(way.block, 128))
-    return outer(tile, way.platform != "gpu", dtype, rows, others, starts)
+    tile = grouped_kernels.tile_of(rows.dtype, max(way.block, 128))
+    return grouped_kernels.outer(tile, way.platform != "gpu", dtype, rows, others, starts)
 
 
 # -- megablox --------------------------------------------------------------------------------------
@@ -239,28 +250,58 @@ def _megablox_lacks(_: str, rows, parameters) -> str:
     return ""
 
 
+class Tiles(NamedTuple):
+    """The tiles of a chip, by benchmarks/grouped_schedules.py; in 16 bits.
+
+    Attributes:
+      dot: how many inner features and features a tile of libtpu's kernel has.
+      transposed: those of megablox for the product with a transposed matrix.
+      outer: those of megablox for the gradient of matrices, whose sums are in float32.
+      rows: how many rows a tile has at most.
+      growth: a tile has twice as many rows, as long as their square is less than the rows of a
+        group times this.
+    """
+
+    dot: tuple[int, int]
+    transposed: tuple[int, int]
+    outer: tuple[int, int]
+    rows: int = 512
+    growth: int = 32
+
+
+_TILES = {
+    # Its memory is slow beside its matrix units, so that results are wide.
+    "TPU v6 lite": Tiles((512, 2048), (1024, 1024), (512, 2048), rows=1024, growth=128),
+    "TPU7x": Tiles((1024, 2048), (2048, 1024), (1024, 1024)),
+}
+_OTHERS = Tiles((1024, 1024), (1024, 1024), (1024, 512))
+
+
 def tile_rows(way: Way, rows: int, groups: int) -> int:
     """How many rows a tile has, by about how many a group has.
 
     A tile in which a group ends is multiplied again for the next group. So few rows waste little
-    where groups are small; but each tile takes the time of some 45 rows besides.
+    where groups are small; but each tile takes the time of some rows besides.
     """
+    own = _TILES.get(way.device_kind, _OTHERS)
     size = _LANES
-    while size < 512 and size * size < 32 * rows * way.share / groups:
+    while size < own.rows and size * size < own.growth * rows * way.share / groups:
         size *= 2
     return min(size, _whole(rows, _LANES))
 
 
-def tiles(
-    way: Way, rows: int, groups: int, inner: int, features: int, *, wide: bool = False
-) -> tuple[int, int, int]:
-    """The tile of megablox: rows, inner features and features, see benchmarks/grouped_schedules.py.
+def tile_of(way: Way, product: str, rows, groups: int, sizes: Any) -> tuple[int, int, int]:
+    """The tile of a kernel for TPUs: how many rows, inner features and features.
 
-    A `wide` one has results of float32 and a sum for all its inner features. They need as much of
-    the fast memory as its operands.
+    Args:
+      product: a field of `Tiles`.
+      rows: the array of them.
+      sizes: how many inner features and features there are.
     """
-    inner, features = (_whole(n, _LANES) for n in (inner, features))
-    return tile_rows(way, rows, groups), min(1024, inner), min(512 if wide else 1024, features)
+    inner, features = getattr(_TILES.get(way.device_kind, _OTHERS), product)
+    inner = inner * 2 // rows.dtype.itemsize
+    most = (min(n, _whole(size, _LANES)) for n, size in zip((inner, features), sizes, strict=True))
+    return tile_rows(way, len(rows), groups), *most
 
 
 def _whole(count: int, size: int) -> int:
@@ -268,34 +309,36 @@ def _whole(count: int, size: int) -> int:
     return -(-count // size) * size
 
 
-def _dot_by_megablox(way: Way, transposed: bool, rows, weight, starts):
+def _dot_by_megablox(way: Way, transposed: bool, dtype: str, rows, weight, starts):
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm  # takes long to import
 
-    inner, features = weight.shape[2:0:-1] if transposed else weight.shape[1:]
-    tiling = tiles(way, len(rows), len(weight), inner, features)
-    result = gmm(
-        padded(rows, 0, _whole(len(rows), tiling[0])),
-        weight,
-        jnp.diff(starts),
-        preferred_element_type=rows.dtype,
-        tiling=tiling,
-        transpose_rhs=transposed,
-        interpret=way.platform != "tpu",
-    )
+    itemsize = rows.dtype.itemsize
+    by_libtpu = itemsize == 1 or (itemsize == 2 and not transposed)
+    sizes = weight.shape[2:0:-1] if transposed else weight.shape[1:]
+    tile = tile_of(way, "dot" if by_libtpu else "transposed", rows, len(weight), sizes)
+    given = padded(rows, 0, _whole(len(rows), tile[0]))
+    how: Any = {"preferred_element_type": jnp.dtype(dtype)}
+    if by_libtpu:
+        # To copy a matrix in 8 bits takes some hundredths of the time of its products.
+        matrix = weight.swapaxes(1, 2) if transposed else weight
+        with set_xla_metadata(ragged_dot_tiling=",".join(map(str, tile))):
+            result = lax.ragged_dot(given, matrix, jnp.diff(starts), **how)
+    else:
+        how |= {"tiling": tile, "transpose_rhs": transposed, "interpret": way.platform != "tpu"}
+        result = gmm(given, weight, jnp.diff(starts), **how)
     return result[: len(rows)]
 
 
 def _outer_by_megablox(way: Way, dtype: str, rows, others, starts):
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm  # takes long to import
 
-    sizes = len(rows), len(starts) - 1, rows.shape[1], others.shape[1]
-    tiling = tiles(way, *sizes, wide=dtype == "float32")
+    tile = tile_of(way, "outer", rows, len(starts) - 1, (rows.shape[1], others.shape[1]))
     return tgmm(
-        padded(rows, 0, _whole(len(rows), tiling[0])).T,
-        padded(others, 0, _whole(len(rows), tiling[0])),
+        padded(rows, 0, _whole(len(rows), tile[0])).T,
+        padded(others, 0, _whole(len(rows), tile[0])),
         jnp.diff(starts),
         preferred_element_type=jnp.dtype(dtype),
-        tiling=tiling,
+        tiling=tile,
         interpret=way.platform != "tpu",
     )
 
@@ -307,7 +350,8 @@ class Kernel(NamedTuple):
     """A way to compute the products.
 
     Attributes:
-      dot: called with a `Way`, whether matrices are transposed, rows, weight and starts.
+      dot: called with a `Way`, whether matrices are transposed, the name of the result's dtype,
+        rows, weight and starts.
       outer: called with a `Way`, the name of the result's dtype, rows, other rows and starts.
       lacks: called with a platform, rows and parameters; returns what the kernel cannot do for
         products of these, or an empty text.

@@ -71,14 +71,14 @@ def tile_of(dtype, rows: int) -> Tile:
     return tile._replace(rows=min(max(rows, 16), tile.rows))
 
 
-def dot(tile: Tile, interpret: bool, transposed: bool, rows, weight, blocks):
+def dot(tile: Tile, interpret: bool, transposed: bool, dtype: str, rows, weight, blocks):
     """Each row times the matrix of its group, or times the `transposed` matrix.
 
     Args:
       blocks: `grouped_dot.blocks_of` for blocks of `tile.rows`.
     """
     features = weight.shape[1 if transposed else 2]
-    shape = jax.ShapeDtypeStruct((len(rows), features), jnp.result_type(rows, weight))
+    shape = jax.ShapeDtypeStruct((len(rows), features), jnp.dtype(dtype))
     columns = pl.cdiv(features, tile.columns)
     return pl.pallas_call(
         partial(_dot_kernel, tile, transposed, blocks.shape[1], columns),

@@ -28,6 +28,8 @@ from meshdsl.ops.component import as_tensor
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.ops.grouped_dot import KERNELS, Way, block_of, grouped_dot
 from meshdsl.ops.kernel_choice import chosen_kernel
+from meshdsl.ops.precision.grouped import Matrices
+from meshdsl.ops.precision.grouped import dot as dot_in_few_bits
 from meshdsl.ops.routed_exchange import added_up, by_exchange, looked_up, room_of
 from meshdsl.tensor import Tensor
 
@@ -63,8 +65,8 @@ class Groups:
       weights: for each row the weight of its choice, [rows, 1].
     """
 
-    def __init__(self, way: Way, starts, of_rows, weights):
-        self._way, self._starts, self._of_rows = way, starts, of_rows
+    def __init__(self, at: DeviceLoop, way: Way, starts, of_rows, weights):
+        self._at, self._way, self._starts, self._of_rows = at, way, starts, of_rows
         self.weights = weights
 
     def dot(self, rows, weight, *, transposed: bool = False):
@@ -77,6 +79,11 @@ class Groups:
         Returns:
           [rows, features], in the dtype of both, added up in float32.
         """
+        if isinstance(weight, Matrices):
+            if rows.size and weight.sums(transposed):
+                where = self._starts, self._of_rows
+                return dot_in_few_bits(self._at, self._way, transposed, rows, weight, *where)
+            weight = jnp.asarray(weight)
         dtype = jnp.result_type(rows, weight)
         rows, weight = rows.astype(dtype), weight.astype(dtype)
         if not rows.size or not weight.size:
@@ -187,7 +194,8 @@ def routed(
             jnp.moveaxis(a, t.dims.index(experts), 0)
             for a, t in zip(arrays, parameters, strict=True)
         ]
-        run, way = partial(_by_expert, fn, weighs, name), partial(_way, at, implementation, name)
+        run = partial(_by_expert, at, fn, weighs, name)
+        way = partial(_way, at, implementation, name)
         result = _through(at, run, way, (rows, chosen, share), arrays, experts, wide, name)
         return jnp.moveaxis(result.reshape(last.shape), -1, x.dims.index(features))
 
@@ -274,11 +282,23 @@ def _way(
     kernel, lacks = chosen_kernel(name, KERNELS, wanted, at.platform, at.platform, rows, weights)
     at.note(kernel, 1.0, lacks)
     block = block_of(round(len(rows) * used), len(arrays[0]), at.platform)
-    return Way(kernel, at.platform, at.lowered, block, min(1.0, used), wide)
+    share = min(1.0, used)
+    return Way(kernel, at.platform, at.lowered, block, share, wide, at.device_kind)
 
 
 def _by_expert(
-    fn: Callable, weighs: bool, name: str, implement, experts: int, x, ids, weights, parameters
+    at: DeviceLoop,
+    fn: Callable,
+    weighs: bool,
+    name: str,
+    implement,
+    experts: int,
+    x,
+    ids,
+    weights,
+    parameters,
+    *,
+    noted: bool = True,
 ):
     """For each row of `x` the weighted sum of the results of its experts on this device.
 
@@ -289,6 +309,7 @@ def _by_expert(
       experts: how many experts this device has.
       ids: the numbers of experts, counted from this device's first one; [rows, choices].
       weights: [rows, choices].
+      noted: whether collectives are written down.
     """
     count, choices = ids.shape
     if not ids.size or not experts:
@@ -304,7 +325,8 @@ def _by_expert(
     rows: Any = looked_up(True, x, order % count, places)
     wide = jnp.promote_types(weights.dtype, jnp.float32)
     of_choices: Any = looked_up(True, weights.T.reshape(-1, 1).astype(wide), order, back[None])
-    groups = Groups(implement(rows), starts, of_rows, of_choices)
+    loop = at if noted else at.aside
+    groups = Groups(loop, implement(rows), starts, of_rows, of_choices)
     result = fn(groups, rows, *parameters)
     if jnp.shape(result) != rows.shape:
         raise MeshDSLError(

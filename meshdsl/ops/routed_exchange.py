@@ -77,6 +77,7 @@ def by_exchange(
       parts: the parts of the dim of the experts.
       run: a function that applies the experts of this device. It is called with rows; the number of
         each row's expert on this device, [rows, 1]; each row's weight, [rows, 1]; and `arrays`.
+        Where it is traced again, it gets `noted=False`.
       chosen: the numbers of the experts of each row, [rows, choices].
       share: the weights of these experts, [rows, choices].
       arrays: the parameters of the experts of this device.
@@ -98,6 +99,7 @@ def by_exchange(
     parts.note_swap(jax.ShapeDtypeStruct(pieces.shape[:1], share.dtype), 2)
     parts.note_swap(jax.ShapeDtypeStruct(pieces.shape[:1], jnp.int32), 1)
     _refuse_closures(name, run, pieces, share.dtype, tuple(arrays), axes)
+    run = partial(run, noted=False)  # which has been traced once already
     result: jax.Array = _all_rounds(parts, run, room, rows, share, tuple(arrays), places)
     return result.astype(rows.dtype)
 

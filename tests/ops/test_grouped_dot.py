@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.mesh import abstract_mesh
 from meshdsl.ops import grouped_dot as ways
 from meshdsl.ops import grouped_kernels as kernels
@@ -227,7 +228,9 @@ def test_a_function_may_multiply_in_a_dtype_that_the_kernel_lacks():
 
 def test_rows_without_an_expert_take_nothing_and_leave_no_gradient():
     starts, of_rows = jnp.asarray([0, 2, 3]), jnp.asarray([0, 0, 1, 2, 2, 2])
-    groups = Groups(Way("blocks", "cpu", False, 8, 1.0), starts, of_rows, jnp.ones((6, 1)))
+    groups = Groups(
+        DeviceLoop({}), Way("blocks", "cpu", False, 8, 1.0), starts, of_rows, jnp.ones((6, 1))
+    )
     table = jnp.asarray([5.0, 7.0])
     assert groups.take(table).tolist() == [5, 5, 7, 0, 0, 0]
     assert jax.grad(lambda t: groups.take(t).sum())(table).tolist() == [2, 1]

@@ -117,6 +117,15 @@ def test_the_first_step_is_that_of_one_device(layout):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", ["experts-fsdp", "experts-exchange", "experts-tensor"])
+def test_experts_are_those_of_one_device(layout):
+    experts = "model.experts=4", "model.experts_used=2"
+    assert "blocks.layer.mlp.down" in low(INT8, *experts)
+    (found, _), (expected, _) = (steps(each, INT8, *experts) for each in (layout, "single"))
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+
+
+@pytest.mark.slow
 def test_an_early_pipeline_is_one_device_too(tmp_path):
     rules = Path("layouts/pipeline-fsdp.toml").read_text().replace("batch = 16 }", "batch = 2 }")
     path = tmp_path / "early.toml"

@@ -1,7 +1,8 @@
 """A weight whose products are computed in few bits, in the place of the weight in a model.
 
-So a model does not change: `md.dot(x, weight)` and an einsum of the weight with one other Tensor
-are products of numbers in few bits, see `quantize`. Every other op takes the weight as it is.
+So a model does not change: `md.dot(x, weight)`, an einsum of the weight with one other Tensor, and
+`groups.dot` of `md.routed` are products of numbers in few bits, see `quantize`. Every other op
+takes the weight as it is.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import jax.numpy as jnp
 
 from meshdsl.ops.component import cast
 from meshdsl.ops.einsum import dot_dims, einsum_dims
+from meshdsl.ops.precision import grouped
 from meshdsl.ops.precision.formats import Recipe
 from meshdsl.ops.precision.quantize import product
-from meshdsl.stand_in import StandIn
+from meshdsl.stand_in import StandIn, as_tensor
 from meshdsl.tensor import Tensor
+
+_ROUTED = "fn", "x", "ids", "weights", "parameters", "experts"
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -65,7 +69,38 @@ class FewBits(StandIn):
         _, out = einsum_dims([self.weight if t is self else t for t in args], **named)
         return product(x, self.weight, out, self.recipe, self.largest)
 
-    ways = MappingProxyType({**StandIn.ways, "dot": _dot, "einsum": _einsum})
+    def _transpose(self, op: Callable, args: tuple, named: dict[str, Any]) -> FewBits | None:
+        given = dict(zip(("x", "dims"), args, strict=False)) | named
+        if set(given) != {"x", "dims"}:
+            return None
+        weight = as_tensor(self.weight)
+        return self.of(op(weight, given["dims"]).replace(role=weight.role))
+
+    def _routed(self, op: Callable, args: tuple, named: dict[str, Any]) -> Tensor | None:
+        given = dict(zip(_ROUTED, args, strict=False)) | named
+        found = [d for d in self.dims if given.get("experts") in (d, d.name)]
+        if not found or not isinstance(given.get("parameters"), (list, tuple)):
+            return None
+        each = [
+            grouped.in_few_bits(p.weight, found[0], p.recipe, p.largest)
+            if isinstance(p, FewBits)
+            else ((as_tensor(p),), grouped.Given(1))
+            for p in given["parameters"]
+        ]
+        tensors = tuple(t for some, _ in each for t in some)
+        given = {name: as_tensor(x) for name, x in given.items() if name != "parameters"}
+        given["fn"] = grouped.joined(given["fn"], [how for _, how in each])
+        return op(**given, parameters=tensors)
+
+    ways = MappingProxyType(
+        {
+            **StandIn.ways,
+            "dot": _dot,
+            "einsum": _einsum,
+            "transpose": _transpose,
+            "routed": _routed,
+        }
+    )
 
 
 def _has_fractions(x: Any) -> bool:

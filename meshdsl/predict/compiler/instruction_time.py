@@ -88,7 +88,11 @@ def seconds(module: Module, instruction: Instruction, chip: Chip) -> float:
     if stated is None:
         by_products = flops(module, instruction) / (chip.flops * chip.matmul_efficiency)
     else:
-        reached = chip.grouped_efficiency if stated.grouped else FUSED_EFFICIENCY
+        reached = FUSED_EFFICIENCY
+        if stated.grouped:
+            dtypes = {a.dtype for o in module.operands(instruction) for a in o.results}
+            # Some operands are indices, of int32. Only rows and matrices have 8 bits.
+            reached = chip.grouped_efficiency / min(map(chip.slowdown, dtypes), default=1.0)
         by_products = stated.flops / (chip.flops * reached)
     by_memory = traffic(module, instruction) / (chip.hbm_bandwidth * chip.hbm_efficiency)
     return max(by_products, by_memory)
