@@ -24,7 +24,7 @@ from meshdsl.train.stored_layout import find_layout
 from meshdsl_cli.commands.running import USUAL_TOKENS
 
 # Flags that all processes must have alike, beside the prompts.
-_ALIKE = ("tokens", "chat", "temperature", "top_k", "top_p", "seed", "layout", "step")
+_ALIKE = ("tokens", "chat", "temperature", "top_k", "top_p", "seed", "layout", "step", "weights")
 
 
 def generate_texts(arguments: argparse.Namespace) -> int:
@@ -59,7 +59,8 @@ def generate_texts(arguments: argparse.Namespace) -> int:
     layout = find_layout(arguments.layout or config.layout)
     devices = pick_devices(layout, 0 if arguments.layout else config.devices, arguments.devices)
     mesh = make_mesh(layout, devices)
-    step, opened = open_model(folder, config, layout, mesh, arguments.step, report=_warn)
+    where = folder, config, layout, mesh, arguments.step
+    step, opened = open_model(*where, report=_warn, weights=arguments.weights)
     ends = (tokenizer.separator, *(() if published is None else published.ends))
     how = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, ends)
     write = answers if does_answer else continuations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,13 +19,17 @@ from meshdsl.family.calls import names_in
 from meshdsl.lowering.shardings import shapes_at
 from meshdsl.models import generate
 from meshdsl.models.generate import Progress, Sampling
+from meshdsl.ops.precision.at_rest import AtRest
+from meshdsl.tensor import is_tensor
 from meshdsl.train.checkpoints import read_params
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
 from meshdsl.train.data.tokenizer import Tokenizer
+from meshdsl.train.few_bits import CHANNEL, formats_of
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.job import Job
 from meshdsl.train.precision import cast
+from meshdsl.train.trained import name_at
 
 
 class Opened(NamedTuple):
@@ -131,6 +137,26 @@ def in_dtype(params: Any, dtype: str) -> Any:
     return jax.jit(lambda params: cast(params, dtype))(params)
 
 
+def in_few_bits(model: Any, precision: Any, format: str) -> Any:
+    """`model`, with matrices that lie in memory in 8 bits: those that could train in few bits.
+
+    Args:
+      precision: the settings of the run; `except` names matrices that stay as they are.
+      format: `int8` or `fp8`.
+
+    Raises:
+      MeshDSLError: as `formats_of`.
+    """
+    settings = dataclasses.replace(precision, matmul=format, scales=CHANNEL)
+    recipes = formats_of(settings, model).recipes
+
+    def at_rest(path: tuple, weight: Any) -> Any:
+        recipe = recipes.get(name_at(path))
+        return weight if recipe is None else AtRest.of_weight(weight, recipe.forward)
+
+    return jax.tree_util.tree_map_with_path(at_rest, model, is_leaf=is_tensor)
+
+
 def open_model(
     folder: RunFolder,
     config: Config,
@@ -138,6 +164,7 @@ def open_model(
     mesh: Mesh,
     step: int | None,
     report: Callable[[str], Any],
+    weights: str | None = None,
 ) -> tuple[int, Opened]:
     """Read the model of a run from a checkpoint, under any layout.
 
@@ -145,6 +172,8 @@ def open_model(
       config: of the run.
       step: of the checkpoint; None for the newest good one.
       report: called with a line on each damaged checkpoint that is passed over.
+      weights: the format in which matrices lie in memory, see `in_few_bits`; by default the dtype
+        that the run computes in.
 
     Returns:
       The step of the checkpoint, and the model in the dtype that the run computes in.
@@ -159,6 +188,8 @@ def open_model(
     like = shapes_at(shapes, md.shardings(shapes, layout, mesh))
     found, params = read_params(folder.checkpoints, like, step, report=report)
     model = in_dtype(params, config.precision.compute)
+    if weights:
+        model = jax.jit(partial(in_few_bits, precision=config.precision, format=weights))(model)
     return found, Opened(config.model, model, layout, mesh)
 
 

@@ -117,6 +117,11 @@ GENERATE = Command(
             default=1.0,
         ),
         Flag("--seed N", "another one draws other texts (%(default)s)", int, default=0),
+        Flag(
+            "--weights FORMAT",
+            "keep matrices in memory in 8 bits; by default in the dtype that the run computes in",
+            choices=("int8", "fp8"),
+        ),
         *_WHERE,
         Flag("--json", "one line of JSON for each prompt, when all are done"),
         SEVERAL_PROCESSES,

@@ -9,11 +9,19 @@ import pytest
 import meshdsl as md
 from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.models.generate import Sampling
-from meshdsl.train.config import Config
+from meshdsl.train.config import Config, Precision
 from meshdsl.train.data.tokenizer import Bytes
-from meshdsl.train.sample import Opened, continuations, in_dtype, printable, sample_text
+from meshdsl.train.sample import (
+    Opened,
+    continuations,
+    in_dtype,
+    in_few_bits,
+    printable,
+    sample_text,
+)
 from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
+from tests.helpers import distance, only
 from tests.train.common import TINY, tiny_job
 
 PROMPTS = ((1, 2, 3), (4,), (5, 6, 7, 8, 9))
@@ -31,7 +39,7 @@ def sample(*settings: str) -> str:
 
 
 @functools.cache
-def continued(layout: str, prompts=PROMPTS, how: Sampling = DRAWN) -> np.ndarray:
+def continued(layout: str, prompts=PROMPTS, how: Sampling = DRAWN, weights: str = "") -> np.ndarray:
     """[prompts, tokens]"""
     layout = find_layout(layout)
     mesh = md.make_mesh(layout, jax.devices()[: devices_of_mesh(layout)])
@@ -40,6 +48,8 @@ def continued(layout: str, prompts=PROMPTS, how: Sampling = DRAWN) -> np.ndarray
     places = md.shardings(jax.eval_shape(family.init, jax.random.key(0)), layout, mesh)
     model = jax.jit(family.init, out_shardings=places)(jax.random.key(0))
     key = jax.random.key(1)
+    if weights:
+        model = in_few_bits(model, Precision(), weights)
     opened = Opened(family, model, layout, mesh)
     return np.stack([*continuations(opened, prompts, 8, key, how)], axis=1)
 
@@ -86,3 +96,20 @@ def test_a_model_is_used_in_the_precision_of_its_run():
 
 def test_what_a_terminal_would_obey_is_replaced():
     assert printable("a\x1b[31m\tb\n\x00") == "a\ufffd[31m\tb\n\ufffd"
+
+
+@pytest.mark.parametrize("layout", only(["fsdp-tensor"], ["fsdp-tensor", "data", "tensor"]))
+def test_weights_that_lie_in_few_bits_write_the_same_under_every_layout(layout):
+    expected = continued("single", how=GREEDY, weights="int8")
+    np.testing.assert_array_equal(continued(layout, how=GREEDY, weights="int8"), expected)
+    assert expected.shape == continued("single", how=GREEDY).shape
+
+
+def test_matrices_lie_in_8_bits_and_stand_for_nearly_the_same():
+    params = untrained()
+    found = in_few_bits(params, Precision(), "int8")
+    up, wide = found.blocks.layer.mlp.up.weight, params.blocks.layer.mlp.up.weight
+    assert up.weight.dtype == np.int8 and up.dtype == wide.dtype and up.role == wide.role
+    assert 0 < distance(up.as_tensor(), wide) < 0.01
+    assert up.scale.dims == md.sum(wide, "d_model").dims
+    assert found.embedding.table.dtype == np.float32
