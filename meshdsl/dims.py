@@ -1,8 +1,9 @@
 """Dims, and the algebra of tuples of them.
 
 A dim is a name and a size. It belongs to a tensor; an axis belongs to the mesh. Two dims with one
-name and two sizes never meet in one op: that is an error wherever it happens. The order of a
-tensor's dims says how it lies in memory and nothing else.
+name and two sizes never meet in one op: that is an error wherever it happens. Only the scales of
+numbers in few bits may have a dim that is called as one of the numbers' is, with an element for
+each block of it. The order of a tensor's dims says how it lies in memory and nothing else.
 """
 
 from __future__ import annotations

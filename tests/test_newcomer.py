@@ -93,8 +93,11 @@ CALLS = {
     "over": ((A, md.sin), {}),
     "pad": ((X, B, 1, 2, 0.0), {"out": "bb"}),
     "parameter": ((np.zeros((4, 8)), (A, B)), {"ins": A}),
-    "quantize": ((X, "int8", B), {"largest": 1.0}),
-    "quantized_dot": ((X, weight(A, B, ins=A), "int8"), {"largest": 1.0}),
+    "quantize": ((X, "int8", B), {"block": None, "largest": 1.0}),
+    "quantized_dot": (
+        (X, weight(A, B, ins=A), "int8"),
+        {"block": None, "largest": 1.0, "key": jax.random.key(0)},
+    ),
     "rename": ((X, B, "z"), {}),
     "replicate": ((X,), {}),
     "reshape": ((X, "a (u w) -> a u w"), {"u": 2}),

@@ -26,7 +26,7 @@ from meshdsl.tools.analysis import Analysis
 from meshdsl.train.auto_settings import Choice, choose, settings_that_save_memory
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
-from meshdsl.train.few_bits import slow_formats
+from meshdsl.train.few_bits import slow_formats, with_formats
 from meshdsl.train.job import Job
 from meshdsl.train.optimizer import TABLE
 from meshdsl.train.settings import override
@@ -43,6 +43,7 @@ def training_analysis(
     sizes: Mapping[str, int],
     target: Target | None,
     choice: Choice | None = None,
+    formats: str = "",
 ) -> Analysis:
     """The analysis of the step of training that a configuration describes.
 
@@ -51,8 +52,9 @@ def training_analysis(
       sizes: of the mesh axes.
       target: the machine; None where nothing is known but the number of devices.
       choice: of the settings that were "auto", which made the `config`.
+      formats: which format was chosen for products, and why, in one line.
     """
-    task, devices = task_of(config), prod(sizes.values())
+    task, devices, precision = task_of(config), prod(sizes.values()), config.precision
     fields = task.fields(config, Dim("batch", config.batch))
     flops = config.model.step_flops(config.batch)
     return Analysis(
@@ -65,14 +67,15 @@ def training_analysis(
         unit=task.unit,
         model_flops=None if flops is None else (flops[0] / devices, flops[1] / devices),
         remedies=tuple(settings_that_save_memory(config, layout, sizes)),
-        notes=(*_notes(config.optimizer.name), *slow_formats(config.precision, target)),
+        notes=tuple(filter(None, [formats, *_notes(config), *slow_formats(precision, target)])),
         remat=choice.remat if choice else "",
         choice=choice.line if choice else "",
     )
 
 
-def _notes(optimizer: str) -> tuple[str, ...]:
-    """What the record lacks of a step with this optimizer."""
+def _notes(config: Config) -> tuple[str, ...]:
+    """What the record lacks of a step with the optimizer of the configuration."""
+    optimizer = config.optimizer.name
     if optimizer in TABLE and optimizer not in _UNRECORDED_OPTIMIZERS:
         return ()
     sums = "sums" if optimizer in TABLE else "may sum"
@@ -139,9 +142,10 @@ def analysis_of(
         target = target_of(arguments)
         sizes = mesh_on(target, layout)
     config = with_rows(arguments, config, prod(sizes.values()))
-    choice = choose(config, layout, sizes, target)
+    precision, formats = with_formats(config.precision, target and target.chip)
+    choice = choose(replace(config, precision=precision), layout, sizes, target)
     title = title_of(arguments, config)
-    return training_analysis(title, choice.config, layout, sizes, target, choice)
+    return training_analysis(title, choice.config, layout, sizes, target, choice, formats)
 
 
 def with_rows(arguments: argparse.Namespace, config: Config, devices: int) -> Config:

@@ -31,6 +31,7 @@ from meshdsl.layout_search.workload import sizes_of
 from meshdsl.machine import Target
 from meshdsl.predict.compiler.topology import compile_only, target_devices
 from meshdsl.train.config import Config, memory_bytes
+from meshdsl.train.few_bits import with_formats
 from meshdsl.train.settings import override
 
 SECONDS = 10.0  # that a search takes by default
@@ -51,6 +52,7 @@ def search_layout(arguments: argparse.Namespace) -> int:
     compile_only()
     target = target_of(arguments)
     config = with_rows(arguments, configured(arguments), target.devices)
+    config = replace(config, precision=with_formats(config.precision, target.chip)[0])
     constraints = constraints_of(arguments, target)
     if arguments.compile:
         # A missing compiler is an error at once, and virtual devices can be made only before JAX

@@ -25,6 +25,8 @@ from meshdsl.parsing import parse_toml
 # have no cycles in a compiler's schedule. It is the low end of what FlashAttention-2 reaches on an
 # A100, 50% to 73% (Dao, 2023).
 FUSED_EFFICIENCY = 0.5
+# By the part of a dtype's name in front of a `_`: the figure that says how fast its products are.
+_FASTER = {"int8": "int8_speedup", "float8": "fp8_speedup", "float4": "fp4_speedup"}
 
 # The kinds of work that have a residual. A `product` is a kernel with a matrix product; a `pass` is
 # element-wise code, a reduction or a copy; `fused` is a kernel whose speed is assumed, such as that
@@ -112,8 +114,8 @@ class Chip:
       bare_rate: elements/s of a single operation that is not fused, such as a conversion.
       reorder_rate: elements/s of copies into another order of dims, from memory to memory.
       float32_slowdown: how many times longer a product of float32 takes than one of bfloat16.
-      int8_speedup, fp8_speedup: how many times faster a product of these is than one of bfloat16; 1
-        for a chip that computes it in bfloat16.
+      int8_speedup, fp8_speedup, fp4_speedup: how many times faster a product of these is than one
+        of bfloat16; 1 for a chip that computes it in bfloat16.
       kernel_latency: the least seconds of a kernel that touches more than a few numbers.
       small_sum: the device waits for sums of fewer bytes; 0 where there is no such limit.
       link_bandwidth: bytes/s one way, of one link of a torus or of a GPU into its node's switch.
@@ -179,6 +181,7 @@ class Chip:
     float32_slowdown: float = _figure("number", 1.0, must="")
     int8_speedup: float = _figure("number", 1.0, must="")
     fp8_speedup: float = _figure("number", 1.0, must="")
+    fp4_speedup: float = _figure("number", 1.0, must="")
     kernel_latency: float = _figure("time", must="")
     small_sum: float = _figure("size", must="")
     step_latency: float = _figure("time", must="")
@@ -216,8 +219,8 @@ class Chip:
         """How many times longer a product of a dtype, by NumPy's name, takes than of bfloat16."""
         if dtype == "float32":
             return self.float32_slowdown
-        of_fp8 = self.fp8_speedup if dtype.startswith("float8") else 1.0
-        return 1 / (self.int8_speedup if dtype == "int8" else of_fp8)
+        figure = _FASTER.get(dtype.partition("_")[0])
+        return 1 / getattr(self, figure) if figure else 1.0
 
     def overlap_over(self, form: str) -> Overlap:
         """How the compiler runs collectives over axes of a form, empty for those between slices."""

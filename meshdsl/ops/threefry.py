@@ -5,6 +5,8 @@ The function is threefry, as in `jax.random`, and the index is that in the whole
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax.extend.random import threefry_2x32
@@ -52,11 +54,16 @@ def bits(loop: DeviceLoop, key, dims: Dims) -> jax.Array:
     They are threefry of the 64-bit index in the whole tensor, so there may be more than 2**32
     elements.
     """
-    shape = tuple(loop.size(d) for d in dims)
+    return bits_at([loop.indices(d, jnp.uint32) for d in dims], key, dims)
+
+
+def bits_at(indices: Sequence[jax.Array], key, dims: Dims) -> jax.Array:
+    """Random uint32 for the elements of `dims` that have these indices, as `bits`."""
+    shape = tuple(len(each) for each in indices)
     high, low = jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32)
     stride = 1
     for i in reversed(range(len(dims))):
-        index = laid_along(loop.indices(dims[i], jnp.uint32), i, len(dims))
+        index = laid_along(indices[i], i, len(dims))
         up, down = product64(index, stride, dims[i].size)
         low = low + down
         high = high + up + (low < down)

@@ -26,7 +26,14 @@ from meshdsl.family import Family
 from meshdsl.family.by_name import DEFAULT, family_name, find_family
 from meshdsl.fields import ClassChoice, bounded, chosen, listed
 from meshdsl.ops.checkpoint import ATTENTION, HIDDEN, QKV
-from meshdsl.train.few_bits import ALWAYS_WIDE, CHANNEL, COMPUTE, check_formats
+from meshdsl.train.few_bits import (
+    ALWAYS_WIDE,
+    CHANNEL,
+    COMPUTE,
+    NEAREST,
+    STOCHASTIC,
+    check_formats,
+)
 
 FORMATS = ("auto", "text", "jsonl", "parquet", "arrow", "tokens", "chat", "folders", "arrays")
 FLOATS = ("float32", "bfloat16", "float16")
@@ -188,11 +195,14 @@ class Precision:
         `dynamic`, or a number above 0.
       stochastic_rounding: whether parameters in bfloat16 are rounded up or down at random, by how
         near each is.
-      matmul: the format in which matrices are multiplied: `compute`, the dtype of activations, or
-        `int8` or `fp8`; or a table of formats by patterns of their names, of which the last one
-        that matches a name counts.
+      matmul: the format in which matrices are multiplied: `compute`, the dtype of activations,
+        `int8`, `fp8`, `mxfp8`, `nvfp4`, or `auto`, what the chip multiplies fastest; or a table of
+        formats by patterns of their names, of which the last one that matches a name counts.
       scales: how what is multiplied in few bits gets its scales: `channel`, by the largest element
-        of each row and column, or `static=N`, of which the largest is taken to be N.
+        of each row and column, `block=N`, by that of each N of their elements, or `static=N`, of
+        which the largest is taken to be N.
+      gradient_rounding: how gradients are rounded to few bits, in the products of the backward
+        pass; `stochastic` is up or down at random, by how near each is.
       except_: patterns of the names of matrices that `matmul` leaves as they are.
     """
 
@@ -206,6 +216,7 @@ class Precision:
     stochastic_rounding: bool = False
     matmul: str | dict = COMPUTE
     scales: str = CHANNEL
+    gradient_rounding: str = chosen(NEAREST, (NEAREST, STOCHASTIC))
     except_: tuple[str, ...] = ALWAYS_WIDE
 
     def __post_init__(self) -> None:
@@ -216,7 +227,7 @@ class Precision:
             )
         if self.stochastic_rounding and self.params != "bfloat16":
             raise MeshDSLError("precision.stochastic_rounding: is for precision.params=bfloat16")
-        check_formats(self.matmul, self.scales)
+        check_formats(self.matmul, self.scales, self.gradient_rounding)
 
 
 def _positive(text: str | float) -> bool:

@@ -90,7 +90,7 @@ class RunFolder:
         """Make the folder, and write the configuration into it, completely or not at all.
 
         Args:
-          remark: a line that is put above it, as a comment.
+          remark: lines that are put above it, as a comment.
 
         Raises:
           MeshDSLError: it cannot be written.
@@ -99,7 +99,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             part = self.path / _PART
             text = settings.to_toml(_with_absolute_paths(config))
-            above = f"# {remark}\n" if remark else ""
+            above = "".join(f"# {line}\n" for line in remark.splitlines())
             part.write_text(above + text, encoding="utf-8")
             part.replace(self.config)
 

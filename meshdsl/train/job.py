@@ -104,7 +104,7 @@ class Job:
     ) -> tuple[md.Tensor, dict[str, md.Tensor]]:
         if isinstance(key, md.Tensor):  # with microbatches, each of which has a key of its own
             key = key.array
-        model = in_few_bits(model, self.formats)
+        model = in_few_bits(model, self.formats, key)
         return loss_and_report(self.config.model, model, batch, key, self.how)
 
     @property

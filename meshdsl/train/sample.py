@@ -152,7 +152,7 @@ def in_few_bits(model: Any, precision: Any, format: str) -> Any:
 
     def at_rest(path: tuple, weight: Any) -> Any:
         recipe = recipes.get(name_at(path))
-        return weight if recipe is None else AtRest.of_weight(weight, recipe.forward)
+        return weight if recipe is None else AtRest.of_weight(weight, recipe)
 
     return jax.tree_util.tree_map_with_path(at_rest, model, is_leaf=is_tensor)
 

@@ -19,6 +19,7 @@ import meshdsl as md
 from meshdsl import hosts
 from meshdsl.extras import check_extra
 from meshdsl.family.by_name import family_name
+from meshdsl.machine import chip_of
 from meshdsl.predict.compiler.executables import compile_cache
 from meshdsl.program.program import Program
 from meshdsl.train.auto_settings import choose_here
@@ -28,6 +29,7 @@ from meshdsl.train.data import Data, task_of
 from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.data.remote import with_files_here
 from meshdsl.train.deterministic import check_deterministic
+from meshdsl.train.few_bits import with_formats
 from meshdsl.train.folder import RunFolder, check_folder
 from meshdsl.train.job import Job
 from meshdsl.train.optimizer import peak
@@ -95,8 +97,12 @@ def run(
     target = figures_of(devices, hardware) if ledger else None
     if config.deterministic:
         check_deterministic(mesh, executable is not None)
+    before = {"before": folder.stored_config().precision.matmul} if resume else {}
+    precision, formats = with_formats(config.precision, chip_of(devices[0]), **before)
+    config = replace(config, precision=precision)
     choice = choose_here(config, layout, mesh)
-    hosts.agree("the choice of settings that are auto", str(choice.values))
+    hosts.agree("the choice of settings that are auto", f"{choice.values} {formats}")
+    chosen = [line for line in (formats, choice.line) if line]
     job = Job(choice.config, layout, mesh)
     loaded_step = job.load(executable, trusted=trust_executable) if executable else None
     console = hosts.console()
@@ -129,7 +135,7 @@ def run(
         if not resume:
             hosts.first_does(folder.refuse_used)  # once more, because nobody else can come in now
         program = job.program()
-        _print_overview(console, job, program, data, executable, choice.line)
+        _print_overview(console, job, program, data, executable, "\n".join(chosen))
         if config.compile_cache:
             stack.enter_context(compile_cache(folder.compiled, console.print))
         title = f"{family_name(config.model)}, batch {config.batch}"
@@ -143,7 +149,7 @@ def run(
         state, done = loop.initial_state(done)
         startup.done("restore" if done else "initialize")
         # Only here, because a resume that is refused must leave the configuration as it was.
-        hosts.first_does(lambda: folder.write_config(config, choice.line))
+        hosts.first_does(lambda: folder.write_config(config, "\n".join(chosen)))
         if changed := hosts.first_does(folder.note_versions):
             console.print(f"other versions than before, so bits may differ: {', '.join(changed)}")
         return loop.train_to_end(state, done)

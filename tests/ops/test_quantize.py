@@ -159,7 +159,7 @@ def test_errors_of_rounding_are_as_small_as_the_format_allows(name):
 
 def test_bfloat16_holds_what_the_formats_have():
     x = md.cast(X, jnp.bfloat16)
-    for name in RECIPES:
+    for name in ("int8", "fp8"):
         values, _ = md.quantize(x, name, "d_model")
         dtype = RECIPES[name].forward.dtype
         np.testing.assert_array_equal(values.array, values.array.astype(dtype).astype(x.dtype))
@@ -201,7 +201,7 @@ def test_sums_that_int32_might_not_hold_are_computed_as_usual():
 
 
 def test_values_that_are_kept_in_8_bits_stand_for_the_same_numbers():
-    for name in RECIPES:
+    for name in ("int8", "fp8"):
         values, scale = md.quantize(X, name, "d_model")
         kept = md.cast(values, RECIPES[name].forward.dtype)
         expected = md.dequantize(values, scale).array
@@ -298,7 +298,8 @@ def test_an_adapter_beside_it_is_added():
     [
         (
             lambda: md.quantize(X, "int7"),
-            "quantize: the format is one of 'int8', 'fp8', not 'int7'; did you mean `int8`?",
+            "quantize: the format is one of 'int8', 'fp8', 'mxfp8', 'nvfp4', not 'int7'; did "
+            "you mean `int8`?",
         ),
         (lambda: md.quantize(X, "int8", "d_modle"), "quantize: no dim `d_modle`"),
         (

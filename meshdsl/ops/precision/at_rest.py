@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from meshdsl.ops.component import cast
-from meshdsl.ops.precision.formats import Format
+from meshdsl.ops.precision.formats import Recipe
 from meshdsl.ops.precision.quantize import dequantize, quantized
 from meshdsl.stand_in import StandIn
 from meshdsl.tensor import Tensor
@@ -33,12 +33,12 @@ class AtRest(StandIn):
         self.weight, self.scale, self._dtype = weight, scale, jnp.dtype(dtype)
 
     @classmethod
-    def of_weight(cls, weight: Tensor, format: Format) -> AtRest:
+    def of_weight(cls, weight: Tensor, recipe: Recipe) -> AtRest:
         """`weight`, rounded, with a scale for each index of what it does not contract."""
         assert weight.role is not None
         ins = tuple(d for d in weight.dims if d.name in weight.role.ins)
-        values, scale = quantized(weight, ins, format)
-        return cls(cast(values, format.dtype).replace(role=weight.role), scale, weight.dtype)
+        values, scale = quantized(weight, ins, recipe)
+        return cls(cast(values, recipe.forward.dtype).replace(role=weight.role), scale, weight.dtype)
 
     def tree_flatten_with_keys(self) -> tuple:
         named = jax.tree_util.GetAttrKey

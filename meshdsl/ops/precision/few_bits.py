@@ -33,23 +33,38 @@ class FewBits(StandIn):
       weight: the weight.
       recipe: the formats.
       largest: the largest magnitude of `x` and of the weight; None: it is found each time.
+      key: a Tensor with a random key for each copy of the weight, with the dims that count copies.
+        Gradients are rounded by it up or down at random; None: to the nearest.
     """
 
-    def __init__(self, weight: Tensor, recipe: Recipe, largest: float | None = None):
-        self.weight, self.recipe, self.largest = weight, recipe, largest
+    def __init__(
+        self,
+        weight: Tensor,
+        recipe: Recipe,
+        largest: float | None = None,
+        key: Tensor | None = None,
+    ):
+        self.weight, self.recipe, self.largest, self.key = weight, recipe, largest, key
 
     def tree_flatten_with_keys(self) -> tuple:
-        return ((jax.tree_util.GetAttrKey("weight"), self.weight),), (self.recipe, self.largest)
+        attribute = jax.tree_util.GetAttrKey
+        children = (attribute("weight"), self.weight), (attribute("key"), self.key)
+        return children, (self.recipe, self.largest)
 
     @classmethod
     def tree_unflatten(cls, how: tuple, children: Any) -> FewBits:
-        return cls(*children, *how)
+        (weight, key), (recipe, largest) = children, how
+        return cls(weight, recipe, largest, key)
 
     def of(self, weight: Any) -> FewBits:
-        return FewBits(weight, self.recipe, self.largest)
+        return FewBits(weight, self.recipe, self.largest, self.key)
 
     def as_tensor(self) -> Tensor:
         return self.weight
+
+    def _cast(self, op: Callable, args: tuple, named: dict[str, Any]) -> FewBits | None:
+        given = dict(zip(("x", "dtype"), args, strict=False)) | named
+        return self.of(op(self.weight, given["dtype"])) if set(given) == {"x", "dtype"} else None
 
     def _dot(self, op: Callable, args: tuple, named: dict[str, Any]) -> Tensor | None:
         given = dict(zip(("x", "weight"), args, strict=False)) | named
@@ -57,7 +72,7 @@ class FewBits(StandIn):
         if set(given) != {"weight"} or given["weight"] is not self or not _has_fractions(x):
             return None
         out = dot_dims("dot", x, self.weight)
-        return product(x, cast(self.weight, x.dtype), out, self.recipe, self.largest)
+        return product(x, cast(self.weight, x.dtype), out, self.recipe, self.largest, self.key)
 
     def _einsum(self, op: Callable, args: tuple, named: dict[str, Any]) -> Tensor | None:
         others = [x for x in args if x is not self]
@@ -67,7 +82,7 @@ class FewBits(StandIn):
         if not _has_fractions(x) or x.dtype != self.dtype:
             return None
         _, out = einsum_dims([self.weight if t is self else t for t in args], **named)
-        return product(x, self.weight, out, self.recipe, self.largest)
+        return product(x, self.weight, out, self.recipe, self.largest, self.key)
 
     def _transpose(self, op: Callable, args: tuple, named: dict[str, Any]) -> FewBits | None:
         given = dict(zip(("x", "dims"), args, strict=False)) | named
@@ -94,7 +109,7 @@ class FewBits(StandIn):
 
     ways = MappingProxyType(
         {
-            **StandIn.ways,
+            "cast": _cast,
             "dot": _dot,
             "einsum": _einsum,
             "transpose": _transpose,

@@ -22,9 +22,8 @@ from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.ops import grouped_dot
 from meshdsl.ops.grouped_dot import Way
 from meshdsl.ops.precision.formats import Format, Recipe, rounded, scale_of
-from meshdsl.ops.precision.products import _has_no_derivative as has_no_derivative
-from meshdsl.ops.precision.quantize import _stands_for as stands_for
-from meshdsl.ops.precision.quantize import quantized
+from meshdsl.ops.precision.products import has_no_derivative
+from meshdsl.ops.precision.quantize import quantized, stands_for
 from meshdsl.tensor import Tensor
 
 # Chips whose kernel for these products multiplies numbers of 8 bits; others are given bfloat16, in
@@ -87,15 +86,16 @@ class Given(NamedTuple):
 def in_few_bits(weight: Tensor, experts: Dim, recipe: Recipe, largest: float | None):
     """The Tensors that stand for a parameter of `md.routed`, and how `Given` makes it of them.
 
-    It stays as it is unless it has matrices, by its role, and they are not too long for the format.
+    It stays as it is unless it has matrices, by its role, that are not too long for the format; and
+    in a format with blocks.
     """
     ins = [d for d in weight.dims if weight.role and d.name in weight.role.ins]
     others = without(weight.dims, (experts,))
     matrices = experts in weight.dims and len(others) == 2 and len(ins) == 1 and ins[0] in others
     longest = min(recipe.forward.longest, recipe.gradient.longest)
-    if not matrices or not weight.size or max(d.size for d in others) > longest:
+    if recipe.block or not matrices or not weight.size or max(d.size for d in others) > longest:
         return (weight,), Given(1)
-    values, scale = quantized(weight, tuple(ins), recipe.forward, largest, at_rest=True)
+    values, scale = quantized(weight, tuple(ins), recipe, largest, at_rest=True)
     tensors = (values, scale) if largest is None else (values,)
     return tensors, Given(len(tensors), (experts, *others), ins[0], recipe, largest)
 

@@ -96,6 +96,8 @@ def _seconds(kernel: Kernel, chip: Chip) -> float:
             for dot in kernel.dots
         )
         reached = chip.grouped_efficiency if is_grouped(kernel) else FUSED_EFFICIENCY
+        if all(dot.dtype.startswith("float") and dot.dtype[5] in "48" for dot in kernel.dots):
+            reached = chip.matmul_efficiency  # a product of a library, of numbers with scales
         return max(products / (chip.flops * reached), in_memory)
     on_tpu = chip.kind == "tpu"
     flops = sum(
