@@ -14,7 +14,7 @@ out what is not there, and takes seconds. After a change of the replay, or with 
 delete that file and compile anew. With `--keep` the compiled programs stay in a folder as well.
 
 With `--random N` a seed draws the workloads (see `random_workloads`), so that the estimate is
-judged on what it was not fitted to. What the compiler said of these is kept in `build/`.
+judged on what it was not fitted to: take a seed that is not in that file.
 
 Spearman's rank correlation is 1 where both put the layouts into the same order. Regret is how much
 longer the layout takes that the estimate takes for the fastest of those that fit by the estimate,
@@ -30,9 +30,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,18 +48,16 @@ from meshdsl.predict.compiler.out_of_memory import parse_oom
 from meshdsl.predict.compiler.replay import replay
 from meshdsl.predict.compiler.topology import compile_only, target_devices
 from meshdsl.predict.explanation import Estimate
-from meshdsl.predict.time.uncertainty import close, of_difference
+from meshdsl.predict.time.uncertainty import LAYOUT, STEP, close, of_difference
 from meshdsl.tools.analysis import Analysis
 
 from .kept import compiled
 from .measure import show
-from .random_workloads import draw
+from .random_workloads import KINDS, WAYS, draw
 from .workloads import WORKLOADS, Workload
 
 GIB = 2**30
-# What the compiler said, by workload and way: of the workloads below, and of those of a seed.
-SAID = Path(__file__).with_suffix(".json")
-SAID_OF_SEEDS = Path(__file__).parents[1] / "build" / "estimate_order_of_seeds.json"
+SAID = Path(__file__).with_suffix(".json")  # what the compiler said, by workload and way
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,24 @@ class Order:
         return [f.way for f in self.found if f.fits and f.error]
 
 
+def residual(steps: Sequence[tuple[float, Estimate]]) -> float:
+    """How far steps are off beyond what the residuals of their pieces say.
+
+    Half of it, as a variance, is taken to be common to all layouts of a model: this is `step` of a
+    chip's residuals, and `layout` as well.
+
+    Args:
+      steps: the seconds of the compiler, and the estimate.
+    """
+    more = []
+    for real, estimate in steps:
+        pieces = [d for n, d in estimate.deviations.items() if n not in (STEP, LAYOUT)]
+        more.append(
+            math.log(real / estimate.step) ** 2 - (math.hypot(*pieces) / estimate.step) ** 2
+        )
+    return math.sqrt(max(float(np.mean(more)), 0.0) / 2) if more else 0.0
+
+
 def _ranks(values: Sequence[float]) -> np.ndarray:
     return np.argsort(np.argsort(np.array(values)))
 
@@ -163,18 +181,17 @@ def _shares(errors: Sequence[tuple[float, float | None]]) -> str:
 
 
 def find(
-    name: str, workload: Workload, way: str, said_in: Path, keep: Path | None, compiled_only: bool
+    name: str, workload: Workload, way: str, keep: Path | None, compiled_only: bool
 ) -> Found | None:
     """Estimate and compile one way of a workload; None where it is not compiled and shall not be.
 
     Args:
-      said_in: the file with what the compiler said.
       keep: a folder for compiled programs.
 
     Raises:
       MeshDSLError: the layout or mesh does not suit the model or the target.
     """
-    everything = json.loads(said_in.read_text()) if said_in.exists() else {}
+    everything = json.loads(SAID.read_text()) if SAID.exists() else {}
     said = everything.get(name, {}).get(way)
     if said is None and compiled_only:
         return None
@@ -187,8 +204,7 @@ def find(
     if said is None:
         said = _compile(analysis, keep and keep / f"order-{name} {way}".replace(" ", "-"))
         everything.setdefault(name, {})[way] = said
-        said_in.parent.mkdir(parents=True, exist_ok=True)
-        said_in.write_text(json.dumps(everything, indent=1) + "\n")
+        SAID.write_text(json.dumps(everything, indent=1) + "\n")
     return Found(
         way=way,
         estimated=estimated.step,
@@ -265,12 +281,10 @@ def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{1000 * seconds:.1f}"
 
 
-def _all(
-    name: str, workload: Workload, said_in: Path, keep: Path | None, compiled_only: bool
-) -> Iterator[Found]:
+def _all(name: str, workload: Workload, keep: Path | None, compiled_only: bool) -> Iterator[Found]:
     for way in workload.ways:
         try:
-            found = find(name, workload, way, said_in, keep, compiled_only)
+            found = find(name, workload, way, keep, compiled_only)
         except MeshDSLError as error:
             print(f"{name}, {way}: {error}", file=sys.stderr)
             continue
@@ -284,6 +298,13 @@ def _errors(found: Sequence[Found]) -> list[str]:
     steps = [abs(f.estimated / f.replayed - 1) for f in found if f.replayed]
     peaks = [abs(f.peak / f.needed - 1) for f in found if f.needed]
     return [f"{np.percentile(errors, 90):.1%}" if errors else "-" for errors in (steps, peaks)]
+
+
+def _residuals(everything: Mapping[str, Sequence[Found]]) -> Iterator[list[str]]:
+    """A row for each chip, of the ways that were compiled for it."""
+    for chip, found in everything.items():
+        steps = [(f.replayed, f.estimate) for f in found if f.estimate is not None]
+        yield [chip, str(len(steps)), f"{residual(steps):.2g}"]
 
 
 def main() -> None:
@@ -301,22 +322,30 @@ def main() -> None:
     parser.add_argument("--random", type=int, metavar="N", help="so many drawn workloads instead")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="what draws them")
     parser.add_argument(
+        "--ways", type=int, default=WAYS, metavar="N", help="how many each of the drawn has"
+    )
+    parser.add_argument(
+        "--models", nargs="+", choices=KINDS, default=list(KINDS), help="which are drawn"
+    )
+    parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="where compiled programs are kept"
     )
     parser.add_argument("--compiled", action="store_true", help="only what was compiled before")
     given = parser.parse_args()
     compile_only()
     if given.random:
-        workloads, said_in = draw(given.seed, given.random), SAID_OF_SEEDS
+        workloads = dict(draw(given.seed, given.random, given.ways, given.models))
     else:
-        workloads, said_in = {name: WORKLOADS[name] for name in given.workloads}, SAID
+        workloads = {name: WORKLOADS[name] for name in given.workloads}
     summary = [list(_SUMMARY)]
     tables = {}
+    everything: dict[str, list[Found]] = defaultdict(list)
     for name, workload in workloads.items():
-        found = list(_all(name, workload, said_in, given.keep, given.compiled))
+        found = list(_all(name, workload, given.keep, given.compiled))
         if not found:
             continue
         order = Order(found)
+        everything[workload.target.partition(":")[0]] += order.timed
         by_compiler = sorted(found, key=lambda f: f.replayed or float("inf"))
         tables[f"{name}: {workload.words}"] = [list(_HEAD), *map(row, by_compiler)]
         summary.append(
@@ -336,6 +365,7 @@ def main() -> None:
             ]
         )
     show(summary)
+    show([["chip", "steps", "residuals `step` and `layout`"], *_residuals(everything)])
     for name, rows in tables.items():
         show(rows, name)
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import re
 import sys
@@ -52,6 +51,7 @@ from meshdsl.predict.time.uncertainty import LAYOUT, STEP
 from meshdsl.tools.analysis import Analysis
 
 from .compiled_kernels import Seen, bare_instructions, seen_kernels
+from .estimate_order import residual
 from .kept import compiled
 from .measure import show
 from .random_workloads import small_step
@@ -216,11 +216,8 @@ def residuals(chip: Chip, seen: Sequence[Seen]) -> dict[str, tuple[float, int]]:
 
 
 def residual_of_steps(name: str, chip: Chip, number: int) -> float:
-    """How far the small steps are off beyond what the residuals of their pieces say.
-
-    Half of it, as a variance, is taken to be common to all layouts of a model.
-    """
-    more = []
+    """How far the small steps are off beyond what the residuals of their pieces say."""
+    steps = []
     for i in range(number):
         kept = (KEPT / name / f"step-{i}").with_suffix(".txt")
         if not kept.exists() or not (text := kept.read_text()):
@@ -230,10 +227,9 @@ def residual_of_steps(name: str, chip: Chip, number: int) -> float:
         target = replace(analysis.target, chip=chip)
         time = replace(analysis, target=target).explain().time
         assert time is not None and time.estimate is not None
-        real = replay(text, chip, Network(target, analysis.sizes), analysis.sizes).step
-        pieces = [d for n, d in time.estimate.deviations.items() if n not in (STEP, LAYOUT)]
-        more.append(math.log(real / time.step) ** 2 - (math.hypot(*pieces) / time.step) ** 2)
-    return math.sqrt(max(float(np.mean(more)), 0.0) / 2) if more else 0.0
+        network = Network(target, analysis.sizes)
+        steps.append((replay(text, chip, network, analysis.sizes).step, time.estimate))
+    return residual(steps)
 
 
 def toml(chip: Chip, found: Chip, missed: Mapping[str, tuple[float, int]]) -> dict[str, str]:

@@ -7,7 +7,7 @@ rematerialisation. Whatever the layout or the model refuses is drawn again.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,19 +19,12 @@ from .workloads import Workload
 
 WAYS = 12
 _TPUS = (
-    "v5e:4x4",
-    "v5e:4x8",
-    "v5e:8x8",
-    "v5p:2x2x4",
-    "v5p:4x4x4",
-    "v5p:4x4x8",
-    "v6e:4x4",
-    "v6e:4x8",
-    "v6e:8x8",
-    "tpu7x:2x2x2",
-    "tpu7x:2x2x4",
+    ("v5e:4x4", "v5e:4x8", "v5e:8x8"),
+    ("v5p:2x2x4", "v5p:4x4x4", "v5p:4x4x8"),
+    ("v6e:4x4", "v6e:4x8", "v6e:8x8"),
+    ("tpu7x:2x2x2", "tpu7x:2x2x4"),
 )
-_GPUS = ("h100:8", "h100:8x2", "h100:8x4")
+_GPUS = (("h100:8", "h100:8x2", "h100:8x4"),)
 _REMATS = ("full", "attention", "qkv", "hidden", "dots", "none")
 # Layouts by the axes beside `data` that they split over; the sizes of these are drawn.
 _LAYOUTS: dict[str, tuple[str, ...]] = {
@@ -71,31 +64,35 @@ _OF_IMAGES: dict[str, tuple[str, ...]] = {
 }
 
 
-def draw(seed: int, number: int) -> dict[str, Workload]:
-    """So many workloads by name, each with `WAYS` ways that its model and its layouts allow.
+def draw(
+    seed: int, number: int, ways: int = WAYS, kinds: Sequence[str] = ()
+) -> Iterator[tuple[str, Workload]]:
+    """So many workloads with their names, on each kind of chip in turn.
 
-    A GPU is drawn only where its compiler is installed.
+    GPUs have a turn only where their compiler is installed.
+
+    Args:
+      ways: how many each has, of those that its model and the layouts allow.
+      kinds: of models; by default all.
     """
-    gpus = _GPUS if find_spec("jax_cuda13_plugin") else ()
-    return {
-        f"seed {seed}, {i}": _workload(random.Random(f"{seed} {i}"), (*_TPUS, *gpus))
-        for i in range(number)
-    }
+    chips = (*_TPUS, *(_GPUS if find_spec("jax_cuda13_plugin") else ()))
+    for i in range(number):
+        rng = random.Random(f"{seed} {i}")
+        kind = rng.choice(list(kinds or KINDS))
+        yield f"seed {seed}, {i}", _workload(rng, rng.choice(chips[i % len(chips)]), kind, ways)
 
 
-def _workload(rng: random.Random, machines: Sequence[str]) -> Workload:
-    target = rng.choice(machines)
+def _workload(rng: random.Random, target: str, kind: str, number: int) -> Workload:
     devices = find_target(target).devices
-    kind = rng.choice(list(_KINDS))
-    settings: dict[str, Any] = {"precision.compute": "bfloat16"} | _KINDS[kind](rng)
+    settings: dict[str, Any] = {"precision.compute": "bfloat16"} | KINDS[kind](rng)
     settings["batch"] = devices * rng.choice([1, 1, 2, 4])
     layouts = {"unet": _OF_IMAGES, "experts": _OF_EXPERTS}.get(kind, _LAYOUTS)
     ways: list[str] = []
-    for _ in range(20 * WAYS):
+    for _ in range(20 * number):
         way = _way(rng, devices, layouts)
         if way not in ways and _allowed(Workload(target, settings, ()), way):
             ways.append(way)
-        if len(ways) == WAYS:
+        if len(ways) == number:
             break
     return Workload(target, settings, tuple(ways))
 
@@ -107,10 +104,10 @@ def small_step(rng: random.Random, target: str) -> Analysis:
       MeshDSLError: nothing that was drawn is legal and fits.
     """
     devices = find_target(target).devices
-    kind = rng.choices(list(_KINDS), _OFTEN)[0]
+    kind = rng.choices(list(KINDS), _OFTEN)[0]
     layouts = {"unet": _OF_IMAGES, "experts": _OF_EXPERTS}.get(kind, _LAYOUTS)
     for _ in range(40):
-        settings: dict[str, Any] = {"precision.compute": "bfloat16"} | _KINDS[kind](rng)
+        settings: dict[str, Any] = {"precision.compute": "bfloat16"} | KINDS[kind](rng)
         pattern = len(settings.get("model.pattern", ("",)))
         if kind != "unet":
             settings["model.layers"] = pattern if pattern > 1 else 2
@@ -221,7 +218,7 @@ def _unet(rng: random.Random) -> dict[str, Any]:
     }
 
 
-_KINDS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
+KINDS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "dense": _dense,
     "grouped": _grouped,
     "windows": _windows,

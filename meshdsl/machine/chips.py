@@ -222,6 +222,11 @@ class Chip:
         figure = _FASTER.get(dtype.partition("_")[0])
         return 1 / getattr(self, figure) if figure else 1.0
 
+    @property
+    def offloads(self) -> bool:
+        """Whether sparse cores carry collectives, and nothing of them is left to other kernels."""
+        return any("sparse_core" in option for option in self.options)
+
     def overlap_over(self, form: str) -> Overlap:
         """How the compiler runs collectives over axes of a form, empty for those between slices."""
         return self.overlap.get(form, Overlap(waits=self.waits))

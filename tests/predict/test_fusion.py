@@ -288,27 +288,28 @@ def test_a_scatter_over_lanes_copies_what_a_batch_of_products_made():
 
 
 @pytest.mark.parametrize(
-    "width, made",
+    "shape, dim, made",
     [
-        (256, ["dot_general", "reduce_scatter"]),  # whole tiles for each device
-        (128, ["dot_general", "reorder", "reduce_scatter"]),  # two parts make a tile
-        (160, ["dot_general", "reduce_scatter", "slice"]),  # runs as a sum of all of it
+        ((64, 256), 1, ["dot_general", "reduce_scatter"]),  # whole tiles for each device
+        ((64, 128), 1, ["dot_general", "reorder", "reduce_scatter"]),  # two parts make a tile
+        ((64, 160), 1, ["dot_general", "reduce_scatter", "slice"]),  # runs as a sum of all of it
+        ((640, 100), 0, ["dot_general", "reduce_scatter", "slice"]),  # 640 pads less in lanes
     ],
 )
-def test_a_scatter_over_lanes_runs_as_a_sum_where_its_parts_make_no_tiles(width, made):
+def test_a_scatter_over_lanes_runs_as_a_sum_where_its_parts_make_no_tiles(shape, dim, made):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
 
     def gradient(x, y):
-        return lax.psum_scatter(x @ y, "data", scatter_dimension=1, tiled=True)
+        return lax.psum_scatter(x @ y, "data", scatter_dimension=dim, tiled=True)
 
-    mapped = jax.shard_map(
-        gradient, mesh=mesh, in_specs=P(), out_specs=P(None, "data"), check_vma=False
-    )
-    given = graph(mapped, array(64, 64), array(64, width), mesh=mesh, kind="tpu")
+    out = P("data") if dim == 0 else P(None, "data")
+    mapped = jax.shard_map(gradient, mesh=mesh, in_specs=P(), out_specs=out, check_vma=False)
+    given = graph(mapped, array(shape[0], 64), array(64, shape[1]), mesh=mesh, kind="tpu")
     assert names(given) == made
     (scatter,) = (k for k in given.kernels if k.collective)
     assert scatter.whole == (made[-1] == "slice")
-    assert scatter.writes[0].shape == (64, width if scatter.whole else width // 2)
+    half = tuple(n // 2 if i == dim else n for i, n in enumerate(shape))
+    assert scatter.writes[0].shape == (shape if scatter.whole else half)
 
 
 @pytest.mark.parametrize(

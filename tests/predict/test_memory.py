@@ -112,7 +112,16 @@ def test_a_branch_counts_where_it_takes_most():
 
 
 @pytest.mark.parametrize("reduced", ["scattered", "summed"])
-def test_a_gradient_that_is_needed_at_the_end_is_reduced_after_the_loop_behind_it(reduced):
+@pytest.mark.parametrize(
+    "rows, order",
+    [
+        (8, ["scan", "product", "product", "scan", "product", "reduced"]),
+        (1024, ["scan", "product", "product", "product", "scan", "reduced"]),  # operands are larger
+    ],
+)
+def test_a_gradient_that_is_needed_at_the_end_is_reduced_after_the_loop_behind_it(
+    reduced, rows, order
+):
     mesh = md.make_mesh({"data": 2}, jax.devices()[:2])
 
     def loss(head, ws, x):
@@ -128,17 +137,14 @@ def test_a_gradient_that_is_needed_at_the_end_is_reduced_after_the_loop_behind_i
         return for_head, for_ws
 
     split = jax.shard_map(local, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
-    made = graph(
-        split,
-        *(over(mesh, array(*shape), P("data")) for shape in ((512, 2048), (8, 256, 256), (8, 256))),
-        mesh=mesh,
-    )
+    shapes = (512, 2048), (8, 256, 256), (rows, 256)
+    made = graph(split, *(over(mesh, array(*shape), P("data")) for shape in shapes), mesh=mesh)
     kinds = [
         "scan" if k.loop else "product" if k.dots else "reduced"
         for k in delayed(made.kernels)
         if k.loop or k.dots or k.collective
     ]
-    assert kinds == ["scan", "product", "product", "product", "scan", "reduced"]
+    assert kinds == order
 
 
 def test_the_gradient_of_the_last_weights_is_scattered_beside_that_of_the_first():
@@ -156,7 +162,22 @@ def test_the_gradient_of_the_last_weights_is_scattered_beside_that_of_the_first(
     others = (over(mesh, array(*shape), P("data")) for shape in ((8, 512, 512), (8, 512)))
     kernels = delayed(graph(gradients, both, *others, mesh=mesh).kernels)
     kinds = ["scan" if k.loop else k.primitive for k in kernels if k.loop or k.dots or k.collective]
-    assert kinds[-4:] == ["scan", "dot_general", "reduce_scatter", "reduce_scatter"]
+    assert kinds[-5:] == ["scan", *["dot_general", "reduce_scatter"] * 2]
+
+
+def test_what_is_gathered_stands_beside_the_product_before_its_use():
+    mesh = md.make_mesh({"data": 2}, jax.devices()[:2])
+
+    def function(x, one, other, third):
+        ws = [lax.all_gather(w, "data", axis=0, tiled=True) for w in (one, other, third)]
+        return jnp.sum(x @ ws[0] @ ws[1] @ ws[2])[None]
+
+    shapes = (64, 256), *[(256, 256)] * 3
+    split = jax.shard_map(function, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    made = graph(split, *(over(mesh, array(*shape), P("data")) for shape in shapes), mesh=mesh)
+    kinds = [k.primitive for k in delayed(made.kernels) if k.dots or k.collective]
+    pair = ["all_gather", "dot_general"]
+    assert kinds == ["all_gather", *pair, *pair, "dot_general"]
 
 
 def test_what_is_offloaded_takes_no_memory_of_the_device():

@@ -12,6 +12,7 @@ from meshdsl.machine.overlap import Overlap
 from meshdsl.predict.compiler import instruction_time
 from meshdsl.predict.compiler.hlo_text import Module
 from meshdsl.predict.kernels.kernels import Buffer, Dot, Graph, Kernel, Loop, Move
+from meshdsl.predict.time.kernel_order import without_products
 from meshdsl.predict.time.kernel_time import kernel_seconds, padded_flops
 from meshdsl.predict.time.step_time import collective_timing, seconds_by_tag, step_time
 from meshdsl.program.collective import Collective
@@ -397,7 +398,7 @@ def test_a_single_operation_takes_a_time_for_each_element_alone():
     [
         ("reorder", 0, 4096),
         ("reorder", 1e9, 2048),  # what is in fast memory takes half the time
-        ("reorder_rows", 0, 2.75 * 4096),
+        ("reorder_rows", 0, 2.5 * 4096),
         ("take_slice", 0, 16384 + 2048),  # a slice is taken into fast memory first
     ],
 )
@@ -411,6 +412,17 @@ def test_a_gather_counts_what_it_takes():
     table, rows = Buffer((1000, 10), "int8", 10_000), Buffer((5, 10), "int8", 50)
     kernel = Kernel("gather", "", [table], [rows], moves=[Move(table, 50), Move(rows, 50)])
     assert kernel_seconds(kernel, chip(vector_rate=1e6)) == pytest.approx(1e-6 * (100 + 50))
+
+
+def test_collectives_without_a_product_beside_them_are_found():
+    gathers = [Kernel("all_gather", "", writes=[Buffer((8,), "float32", 32)]) for _ in range(2)]
+    for gather in gathers:
+        gather.collective = Collective("all_gather", ("data",), 1, 32, "float32")
+    beside, uses = Kernel("dot_general", "", dots=[Dot(1, 8, 8, 8, 1024, "float32")]), []
+    for gather in gathers:
+        uses.append(Kernel("add", "", reads=gather.writes))
+    order = [gathers[0], beside, uses[0], gathers[1], uses[1]]
+    assert without_products(order, lambda kernel: 1.0) == {gathers[1]}
 
 
 KERNEL = """HloModule m, is_scheduled=true

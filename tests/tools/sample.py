@@ -47,7 +47,7 @@ def without_target() -> Explanation:
 
 def too_large() -> Explanation:
     whole = sample()
-    memory = replace(whole.memory, capacity=8_000_000_000)
+    memory = replace(whole.memory, capacity=6_000_000_000)
     remedies = ("split `length` over `model`: softmax is 4.00 GiB",)
     return replace(whole, target="v5e:8x8", memory=memory, remedies=remedies)
 

@@ -42,8 +42,8 @@ def test_names_are_text(visit, said):
 def test_verdict_comes_first(said):
     peaks = [byte_words(made().memory.peak) for made in (sample, without_target)]
     assert f"Fits. {peaks[0]} of 95.74 GiB on each of 64 devices" in said("sample")
-    large, over = said("large"), byte_words(too_large().memory.peak - 8_000_000_000)
-    assert f"Does not fit. {peaks[0]} of 7.45 GiB, {over} too much, on each of 64" in large
+    large, over = said("large"), byte_words(too_large().memory.peak - 6_000_000_000)
+    assert f"Does not fit. {peaks[0]} of 5.59 GiB, {over} too much, on each of 64" in large
     assert "split `length` over `model`: softmax is 4.00 GiB" in large
     text = said("untargeted")
     assert f"{peaks[1]} at the peak on each of 64 devices" in text

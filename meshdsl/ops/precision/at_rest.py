@@ -38,7 +38,9 @@ class AtRest(StandIn):
         assert weight.role is not None
         ins = tuple(d for d in weight.dims if d.name in weight.role.ins)
         values, scale = quantized(weight, ins, recipe)
-        return cls(cast(values, recipe.forward.dtype).replace(role=weight.role), scale, weight.dtype)
+        return cls(
+            cast(values, recipe.forward.dtype).replace(role=weight.role), scale, weight.dtype
+        )
 
     def tree_flatten_with_keys(self) -> tuple:
         named = jax.tree_util.GetAttrKey

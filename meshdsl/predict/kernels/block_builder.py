@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 
 from meshdsl.predict.kernels.before_fusion import (
@@ -36,11 +37,7 @@ from meshdsl.predict.kernels.before_fusion import (
     unrounded,
     updated_in_place,
 )
-from meshdsl.predict.kernels.block_outputs import (
-    copy_kernel,
-    part_kernel,
-    slice_lanes,
-)
+from meshdsl.predict.kernels.block_outputs import as_gathered, copy_kernel, part_kernel, slice_lanes
 from meshdsl.predict.kernels.drafts import Draft, is_bare, is_heavy, postpone
 from meshdsl.predict.kernels.equation_work import collectives, dots, other_flops
 from meshdsl.predict.kernels.equations import BARRIER, Block, Equation, Value, original
@@ -60,11 +57,12 @@ from meshdsl.predict.kernels.reordered import (
     exchanges_inner,
     grouped_heads,
     is_batch,
+    read_by_fused,
     relaid,
     reorders,
     scatters_lanes,
 )
-from meshdsl.predict.kernels.value_table import ValueTable
+from meshdsl.predict.kernels.value_table import ValueTable, by_number
 from meshdsl.predict.kernels.written_values import written_values
 from meshdsl.predict.memory.tiles import LANES
 from meshdsl.program.collective import phase_in_step
@@ -106,6 +104,7 @@ class BlockBuilder:
         # What passes one barrier: by the barrier, and by the buffer of each of its results.
         self._passing: dict[int, list[Buffer]] = defaultdict(list)
         self._barred: dict[int, list[Buffer]] = {}
+        self._copies: dict[Value, Buffer] = {}  # of a slice once for all fused kernels
         self._reordered: set[tuple[Value, str]] = set()  # queries that are copied in a phase
         self._results = {original(v) for v in block.outputs if v is not None}
         equations = block.equations if table.tiled else unrounded(block.equations)
@@ -118,6 +117,7 @@ class BlockBuilder:
         self._used = {original(v) for e in equations for v in e.operands}
         self._used |= {original(v) for v in block.outputs if v is not None}
         self._drafts: list[Draft] = []
+        self._into_fused = read_by_fused(equations)
         for equation in equations:
             self._count_flops(equation)
             self._add(equation)
@@ -250,18 +250,20 @@ class BlockBuilder:
         draft = self._begin(equation)
         kernel = draft.kernel
         kernel.dots, draft.of_batch = dots(equation), is_batch(equation)
-        relay = ""
+        relay, gathered = "", ()
         if moved:
             kernel.collective, kernel.scope = moved[0], moved[0].scope
             kernel.whole = self.table.tiled and bool(scatters_lanes(equation)) and not copies
             if self.table.tiled:
-                relay = relaid(equation, in_loop=self.times > 1)
+                relay, gathered = relaid(equation, in_loop=self.times > 1)
             if not relay and reorders(equation) == "all_gather":
                 self.table.reordered.update(equation.outputs)
             if not relay and self.table.tiled and self._is_copied_after(equation):
                 relay = COPY
         self._extend(draft, equation, equation.operands, equation.outputs)
         if kernel.dots:
+            if original(equation.outputs[0]) not in self._into_fused:
+                kernel.dots = [replace(dot, lanes=1.0) for dot in kernel.dots]
             computed = [v.size for e in draft.equations if e.primitive in COSTLY for v in e.outputs]
             kernel.costly = max(computed, default=0)
         kernel.reads = [copies.get(id(buffer), buffer) for buffer in kernel.reads]
@@ -275,6 +277,8 @@ class BlockBuilder:
         if relay:
             result = equation.outputs[0]
             self.table.set_buffer(result, self._copy(equation, result, relay))
+            if gathered:
+                as_gathered(kernel, self.kernels[-1], gathered)
         if equation.primitive in PRODUCTS and not self.table.products_alone:
             self._joinable.add(equation.outputs[0])
         if equation.primitive in IN_PLACE and (first := equation.inputs[0]) is not None:
@@ -293,7 +297,7 @@ class BlockBuilder:
         how: dict[Value, str] = {}
         if equation.primitive == FUSED:
             slices = (v for v in sources if self.table.buffer(v, scope).within is not None)
-            how = dict.fromkeys(slices, "copy")
+            how = dict.fromkeys(slices, COPY)
         if is_batch(equation):
             how |= dict.fromkeys(sources & self.table.reordered, REORDER)
         elif self.table.tiled and exchanges_inner(equation):
@@ -302,10 +306,10 @@ class BlockBuilder:
             makers = {v: self._makers[v] for v in sources if v in self._makers}
             tiles = LANES % part == 0
             how |= {v: REORDER for v, m in makers.items() if m.of_batch or (tiles and is_heavy(m))}
-        return {
-            id(self.table.buffer(value, scope)): self._copy(equation, value, how[value])
-            for value in by_number(how)
-        }
+        for value in by_number(how):
+            if value not in self._copies or equation.primitive != FUSED:
+                self._copies[value] = self._copy(equation, value, how[value])
+        return {id(self.table.buffer(value, scope)): self._copies[value] for value in how}
 
     def _copy(self, equation: Equation, value: Value, how: str) -> Buffer:
         """Adds a kernel that copies a value for an equation; gives the buffer of the copy."""
@@ -392,8 +396,3 @@ def read(kernel: Kernel, buffer: Buffer) -> None:
     """Adds a buffer to those that the kernel reads, unless it is among them."""
     if all(buffer is not b for b in kernel.reads):
         kernel.reads.append(buffer)
-
-
-def by_number(values: Iterable[Value]) -> list[Value]:
-    """Values in the order of the program, so that the kernels do not depend on hashes."""
-    return sorted(values, key=lambda v: v.number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
@@ -102,6 +103,14 @@ def part_kernel(kernel: Kernel) -> Kernel:
     kernel.writes = [whole]
     moves = [Move(whole, part.bytes), Move(part, part.bytes, write=True)]
     return Kernel("slice", kernel.scope, [whole], [part], moves=moves)
+
+
+def as_gathered(gather: Kernel, copy: Kernel, shape: tuple[int, ...]) -> None:
+    """Lets a gather write an array of another shape, which the `copy` behind it reads."""
+    (array,) = gather.writes
+    size = math.prod(shape) * array.bytes // math.prod(array.shape)
+    gather.writes = copy.reads = [replace(array, shape=shape, bytes=size)]
+    copy.moves[0] = Move(gather.writes[0], size)
 
 
 def put_later(kernels: list[Kernel], kept: Iterable[Buffer], given: Iterable[Buffer]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from meshdsl.predict.kernels.block_builder import BlockBuilder, by_number, read
+from meshdsl.predict.kernels.block_builder import BlockBuilder, read
 from meshdsl.predict.kernels.block_outputs import (
     copy_kernel,
     fill_kernels,
@@ -21,6 +21,7 @@ from meshdsl.predict.kernels.equations import Block, Equation, Value, original
 from meshdsl.predict.kernels.kernels import Buffer, Kernel, Loop
 from meshdsl.predict.kernels.primitives import ROUND
 from meshdsl.predict.kernels.reordered import is_turned, lengthwise, stays_lengthwise
+from meshdsl.predict.kernels.value_table import by_number
 from meshdsl.program.name_stacks import shares_in
 
 

@@ -10,14 +10,15 @@ eighth of a step.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 from meshdsl.predict.kernels.block_outputs import copy_kernel
-from meshdsl.predict.kernels.equations import Block, Equation, Value
+from meshdsl.predict.kernels.equations import Block, Equation, Value, original
 from meshdsl.predict.kernels.kernels import Buffer, Kernel
+from meshdsl.predict.kernels.primitives import ELEMENTWISE, FUSED, REORDERS
 from meshdsl.predict.memory.tiles import LANES, ROWS, fastest
-from meshdsl.program.collective import phase_in_step
 from meshdsl.program.jaxpr import COLLECTIVES
 
 # The primitives of kernels that make such copies: of lanes that become rows, of arrays that have
@@ -25,6 +26,7 @@ from meshdsl.program.jaxpr import COLLECTIVES
 REORDER = "reorder"
 REORDER_ROWS = "reorder_rows"
 COPY = "copy"
+_FEW = 2  # rows of a tile, of which there are 8 in others
 _DIMS = {"all_gather": "all_gather_dimension", "reduce_scatter": "scatter_dimension"}
 
 
@@ -55,7 +57,10 @@ def scatters_lanes(equation: Equation) -> int:
     if not equation.primitive.startswith("reduce_scatter") or not equation.operands:
         return 0
     dim, part = equation.eqn.params["scatter_dimension"], equation.eqn.outvars[0].aval.shape
-    return part[dim] if len(part) > 1 and dim == len(part) - 1 and part[dim] % LANES else 0
+    whole = equation.eqn.invars[0].aval
+    if len(part) < 2 or not part[dim] % LANES:
+        return 0
+    return part[dim] if dim == fastest(whole.shape, whole.dtype.itemsize)[0] else 0
 
 
 def exchanges_inner(equation: Equation) -> bool:
@@ -70,6 +75,30 @@ def exchanges_inner(equation: Equation) -> bool:
     return any(n > 1 for n in outer)
 
 
+def read_by_fused(equations: Sequence[Equation]) -> set[Value]:
+    """The values that fused kernels alone read, or that element-wise code alone makes such of.
+
+    Products write these in the order of their dims, of which the last is in lanes. All other
+    results have another dim there if the last one has too few elements.
+    """
+    users: dict[Value, list[Equation]] = defaultdict(list)
+    for equation in equations:
+        for value in {original(v) for v in equation.operands}:
+            users[value].append(equation)
+    found: set[Value] = set()
+    for equation in reversed(equations):
+        for value in equation.outputs:
+            if users[value] and all(_is_fused(user, value, found) for user in users[value]):
+                found.add(value)
+    return found
+
+
+def _is_fused(user: Equation, value: Value, found: set[Value]) -> bool:
+    """Whether a user of a value is a fused kernel, or makes of it what such a kernel reads."""
+    alike = user.primitive in ELEMENTWISE - REORDERS and user.outputs[0].size == value.size
+    return user.primitive == FUSED or (alike and user.outputs[0] in found)
+
+
 def is_batch(equation: Equation | None) -> bool:
     """Whether the equation is a batch of products."""
     if equation is None or equation.primitive != "dot_general":
@@ -79,40 +108,45 @@ def is_batch(equation: Equation | None) -> bool:
     return left is not None and any(left.shape[i] > 1 for i in batch)
 
 
-def relaid(equation: Equation, *, in_loop: bool) -> str:
-    """The primitive of the copy that puts what a collective gathers into the order of its use.
+def relaid(equation: Equation, *, in_loop: bool) -> tuple[str, tuple[int, ...]]:
+    """How what a collective gathers is put into the order of its use, and what it is before.
 
     A gather leaves the pieces one behind the other. Where they are no whole tiles in the order of
     the array, the gathered dim becomes the slowest one. A product takes the array in the order that
-    pads it least, its own where several do. What is gathered once more for the backward pass is
-    taken as it is.
+    pads it least, its own where several do.
 
     Args:
       in_loop: whether the array belongs to one turn of a loop. The compiler then keeps a dim of one
         element for the turn, which becomes the rows of a tile if no other dim is left for them.
+
+    Returns:
+      The primitive of the copy, empty if there is none, and the shape of the array in the order
+      in which the gather leaves it.
     """
+    whole = equation.eqn.outvars[0].aval
     if not equation.primitive.startswith("all_gather") or not equation.operands:
-        return ""
-    dim = equation.eqn.params["all_gather_dimension"]
-    part, whole = equation.eqn.invars[0].aval, equation.eqn.outvars[0].aval
+        return "", whole.shape
+    dim, part = equation.eqn.params["all_gather_dimension"], equation.eqn.invars[0].aval
     if part.ndim < 2 or part.ndim != whole.ndim or not part.size:
-        return ""
-    if phase_in_step(equation.scope) != "forward":
-        return ""
+        return "", whole.shape
     size = part.dtype.itemsize
     lanes, rows = fastest(part.shape, size)
     of_tile = LANES if dim == lanes else ROWS if dim == rows else 1
-    slowest = part.shape[dim] % of_tile != 0
-    if slowest and dim == lanes:
-        lanes = rows
-    wanted, _ = fastest(whole.shape, size)
-    if lanes != wanted:
-        if in_loop and part.ndim == 2 and not slowest:
-            return ""  # a product takes a matrix of whole tiles in any order
-        alone = slowest and in_loop and part.ndim == 2
-        return REORDER_ROWS if alone else REORDER
-    outside = [n for i, n in enumerate(whole.shape) if i < dim and i != lanes]
-    return COPY if slowest and any(n > 1 for n in outside) else ""
+    if not part.shape[dim] % of_tile:
+        # A product takes a matrix of whole tiles in any order.
+        turned = lanes != fastest(whole.shape, size)[0] and not (in_loop and part.ndim == 2)
+        return REORDER if turned else "", whole.shape
+    others = [i for i in range(whole.ndim) if i != dim]
+    lanes = rows if dim == lanes else lanes
+    outer = [whole.shape[i] for i in others if i != lanes] or [1] * in_loop
+    few = bool(outer) and outer[-1] <= _FEW
+    if few:
+        outer[-1] = max(outer[-1], 4 // size)  # elements that share a word of the rows
+    shape = (whole.shape[dim], *outer, whole.shape[lanes])
+    if lanes != fastest(whole.shape, size)[0]:
+        return REORDER_ROWS if few else REORDER, shape
+    outside = any(whole.shape[i] > 1 for i in others if i < dim and i != lanes)
+    return COPY if outside else "", shape
 
 
 def lengthwise(block: Block, constants: int, carried: int) -> Value | None:

@@ -100,3 +100,8 @@ class ValueTable:
                 value = original(value)
                 found |= self._computed[value].aligned if value in self._computed else {value}
         return frozenset(found)
+
+
+def by_number(values: Iterable[Value]) -> list[Value]:
+    """Values in the order of the program, so that the kernels do not depend on hashes."""
+    return sorted(values, key=lambda v: v.number)

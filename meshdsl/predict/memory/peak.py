@@ -205,6 +205,7 @@ class _Lifetimes:
             self._kind == "tpu"
             and collective is not None
             and collective.operation == "psum_scatter"
+            and not kernel.whole
             and set(collective.axes) == self._axes
         )
 

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 
 from meshdsl.predict.kernels.kernels import Kernel
 
+_HARDLY = 0.1  # of a collective's time
+
 
 def scheduled(
     kernels: Sequence[Kernel],
@@ -71,6 +73,26 @@ def scheduled(
         place(chosen)
         now += lasts[chosen]
     return placed[::-1]
+
+
+def without_products(order: Sequence[Kernel], seconds: Callable[[Kernel], float]) -> set[Kernel]:
+    """The collectives of a block with hardly a product between them and the first use of theirs.
+
+    A compiler that spreads collectives over the products beside them lets these wait.
+    """
+    found = set()
+    before = 0.0  # seconds of products so far
+    begun: dict[int, tuple[Kernel, float]] = {}
+    for kernel in order:
+        for buffer in kernel.sources():
+            if (start := begun.pop(id(buffer), None)) is not None:
+                collective, then = start
+                if before - then < _HARDLY * seconds(collective):
+                    found.add(collective)
+        before += seconds(kernel) if kernel.dots or kernel.loop is not None else 0.0
+        if kernel.collective is not None:
+            begun |= {id(b): (kernel, before) for b in kernel.writes}
+    return found
 
 
 def _needed(kernels: Sequence[Kernel]) -> list[set[int]]:

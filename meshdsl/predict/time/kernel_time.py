@@ -49,9 +49,10 @@ _WIDTHS = {
 _OPERANDS = 5
 _ALIKE = 0.03  # arrays whose numbers of elements differ by less are taken to be of one kind
 _SCALARS = 4096  # bytes: a kernel that touches no more takes no time of its own
-# An array with only one row in a tile takes so many times longer to be put into another order: an
-# element 31 ps on v6e for [28, 2048, 8, 2, 128], and 11.3 for arrays with eight rows.
-_ONE_ROW = 2.75
+# An array with only two rows in a tile takes so many times longer to be put into another order: an
+# element 31 ps on v6e for [28, 2048, 8, 2, 128], and 11.3 for arrays with eight rows; on v5e 41 for
+# [5504, 42, 2, 64] and [18944, 1, 5504], and 19.
+_FEW_ROWS = 2.5
 # Over fewer than 8 rows a TPU's compiler makes a convolution one over 8 times as many, of an eighth
 # of the width each. It copies the edges of the parts to their neighbours, and masks them after: so
 # many passes over each operand and result. Measured with its cycles, by `benchmarks/conv_rows.py`:
@@ -130,7 +131,7 @@ def _reordering(kernel: Kernel, chip: Chip, elements: float) -> float:
     moved = sum(map(_tiled, kernel.moves))
     share = max(_bytes_in_memory(kernel, chip) / moved, 0.5) if moved else 1.0
     share = 0.5 if kernel.primitive == TAKE else share
-    times = _ONE_ROW if kernel.primitive == REORDER_ROWS else 1.0
+    times = _FEW_ROWS if kernel.primitive == REORDER_ROWS else 1.0
     return _over(elements * share * times, chip.reorder_rate)
 
 

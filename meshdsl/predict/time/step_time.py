@@ -19,7 +19,7 @@ from meshdsl.machine.timeline import Action, lanes_of, timeline
 from meshdsl.predict.explanation import TimeView
 from meshdsl.predict.kernels.kernels import Buffer, Graph, Kernel, Move
 from meshdsl.predict.kernels.primitives import FILL
-from meshdsl.predict.time.kernel_order import scheduled
+from meshdsl.predict.time.kernel_order import scheduled, without_products
 from meshdsl.predict.time.kernel_time import kernel_seconds
 from meshdsl.predict.time.uncertainty import deviations, work_of
 from meshdsl.program.collective import Collective
@@ -80,6 +80,7 @@ class _Actions:
         self.chip, self.network = chip, network
         self._blocks: dict[int, tuple[Sequence[Kernel], bool]] = {}
         self._made: dict[int, list[Action]] = {}
+        self._exposed: set[Kernel] = set()  # collectives that have no product to run beside
         self._seconds_of = cache(self._seconds)
         self._timing = cache(partial(_timing, network=network))
 
@@ -97,6 +98,8 @@ class _Actions:
         if block not in self._made:
             kernels, to_end = self._blocks[block]
             order = scheduled(kernels, self._seconds_of, self._is_asynchronous)
+            if self.chip.kind == "tpu" and not self.chip.offloads:
+                self._exposed |= without_products(order, self._seconds_of)
             found = [action for kernel in order for action in self._actions(kernel)]
             if to_end:
                 started = [k.writes[0] for k in kernels if self._is_asynchronous(k)]
@@ -130,7 +133,7 @@ class _Actions:
             )
             yield Action("compute", kernel.primitive, kernel.scope, filling)
         yield Action(
-            what="start" if timing.asynchronous else "sync",
+            what="start" if timing.asynchronous and kernel not in self._exposed else "sync",
             name=kernel.primitive,
             scope=kernel.scope,
             moves=collective,
