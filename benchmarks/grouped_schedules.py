@@ -33,7 +33,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import SingleDeviceSharding
 
 from meshdsl.machine import find_target
-from meshdsl.ops.grouped_dot import Tiles, Way, tile_of
+from meshdsl.ops.grouped_dot import Tiles, Way, tpu_tile
 from meshdsl.predict.compiler.topology import compile_only, target_devices
 
 from .measure import show
@@ -86,7 +86,7 @@ def own_tile(kind: str, chip: str) -> tuple[int, int, int]:
     way = Way("megablox", "tpu", False, 0, 1.0, device_kind=device_kind)
     rows = jax.ShapeDtypeStruct((ROWS, 0), FORMATS.get(kind, jnp.bfloat16))
     sizes = (FEATURES, INNER) if kind == "transposed" else (INNER, FEATURES)
-    return tile_of(way, kind if kind in Tiles._fields else "dot", rows, GROUPS, sizes)
+    return tpu_tile(way, kind if kind in Tiles._fields else "dot", rows, GROUPS, sizes)
 
 
 def regions(text: str) -> list[tuple[int, int]]:

@@ -16,6 +16,7 @@ from meshdsl.layout import Layout
 from meshdsl.lowering.init import init
 from meshdsl.lowering.lower import lower
 from meshdsl.lowering.shardings import shardings
+from meshdsl.lowering.wires import register_wire
 from meshdsl.mesh import make_mesh
 from meshdsl.ops import indexing as _indexing  # noqa: F401  (these three give Tensors their
 from meshdsl.ops import methods as _methods  # noqa: F401  (methods and operators)
@@ -23,6 +24,7 @@ from meshdsl.ops import operators as _operators  # noqa: F401
 from meshdsl.ops import random
 from meshdsl.ops.families import named as _named
 from meshdsl.ops.global_norm import clip_by_global_norm, global_norm
+from meshdsl.ops.precision import wires as _wires  # noqa: F401  (it registers those that we have)
 from meshdsl.parameters import full, normal, ones, truncated_normal, uniform, zeros
 from meshdsl.program.program import Program as _Program
 from meshdsl.stages.stages import Stages
@@ -68,6 +70,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] (the ops name themsel
     "ones",
     "parameter",
     "random",
+    "register_wire",
     "shardings",
     "tensor",
     "transfer",

@@ -71,8 +71,8 @@ class Dtypes(NamedTuple):
 class Placement(NamedTuple):
     """Where a Tensor inside a lowering stands. Static: part of the tree structure, never traced.
 
-    Two placements that differ only in level or reasons are equal: a parameter and its gradient,
-    split alike, have the same tree structure, and what is made of both has the level of
+    Two placements that differ only in level, reasons or wire are equal: a parameter and its
+    gradient, split alike, have the same tree structure, and what is made of both has the level of
     the first.
 
     Attributes:
@@ -83,6 +83,8 @@ class Placement(NamedTuple):
       origin: the parameters that it was computed from, by number, while gradients are taken.
       dtypes: of a parameter that is used in another dtype than it has at rest.
       reasons: for each pending axis the rule that made it pending, for the record.
+      wire: of a parameter whose gradients travel in few bits, the axes over which they do, each
+        with the name of a wire, see `lowering.wires`.
     """
 
     scope: Any
@@ -92,6 +94,7 @@ class Placement(NamedTuple):
     origin: frozenset[int] = frozenset()
     dtypes: Dtypes | None = None
     reasons: tuple[tuple[str, str], ...] = ()
+    wire: tuple[tuple[str, str], ...] = ()
 
     def _standing(self):
         return self.scope, self.axes, self.pending, self.origin, self.dtypes

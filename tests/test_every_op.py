@@ -155,8 +155,8 @@ def test_every_public_op_is_in_the_catalogue():
     others = """
         Average Dim Family JaxFamily Layout MeshDSLError Stages Tensor Transfers abstract
         clip_by_global_norm compare compile explain from_jax from_local full global_norm init
-        ledger lower make_mesh normal ones parameter random search shardings show tensor
-        transfer truncated_normal uniform zeros
+        ledger lower make_mesh normal ones parameter random register_wire search shardings show
+        tensor transfer truncated_normal uniform zeros
     """.split()
     drawn = {f"random.{name}" for name in md.random.__all__}
     assert listed == (set(md.__all__) - set(others)) | drawn

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.lowering.wires import WIRES
 from meshdsl.ops.functions import FUNCTIONS
 from tests.helpers import data, dims, integers, weight
 
@@ -100,6 +101,7 @@ CALLS = {
     ),
     "rename": ((X, B, "z"), {}),
     "replicate": ((X,), {}),
+    "register_wire": (("mine", lambda x, largest: x, lambda sent, width: sent), {}),
     "reshape": ((X, "a (u w) -> a u w"), {"u": 2}),
     "reshard": ((X, {"a": "model"}), {"pending": ()}),
     "roll": ((X, B, 1), {"finite": True}),
@@ -135,7 +137,7 @@ CALLS = {
     "transpose": ((X, (B, A)), {}),
     "value_and_grad": (
         (md.sum,),
-        {"has_aux": False, "accumulate": None, "compute": None, "reduce": None},
+        {"has_aux": False, "accumulate": None, "compute": None, "reduce": None, "wire": None},
     ),
     "vjp": ((md.sin, X), {}),
     "while_loop": ((lambda c: md.tensor(False, ()), lambda c: c, X), {}),
@@ -229,6 +231,15 @@ def called(name: str, args: tuple, named: dict) -> None:
         public(name)(*args, **named)
     else:
         jax.eval_shape(lambda: (public(name)(*args, **named), None)[1])
+
+
+@pytest.fixture(autouse=True)
+def without_wires():
+    """What a test registers is gone after it."""
+    kept = dict(WIRES)
+    yield
+    WIRES.clear()
+    WIRES.update(kept)
 
 
 @pytest.mark.parametrize("name", CALLS)

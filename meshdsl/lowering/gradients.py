@@ -17,7 +17,7 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 
 import jax
@@ -27,13 +27,16 @@ from jax import lax
 
 from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dim
-from meshdsl.lowering import collectives, early, repeats, resharding
+from meshdsl.lowering import collectives, early, repeats, resharding, wires
 from meshdsl.lowering import gradient_checks as checks
 from meshdsl.lowering.carried import carried, uncarried
+from meshdsl.lowering.gradient_sums import gradient, gradient_of_rest
 from meshdsl.lowering.parameter_copies import to_differentiate_by
 from meshdsl.lowering.scope import Scope, WrongGuess, common, copy_of, with_copy
 from meshdsl.program.recorder import next_op_number
 from meshdsl.tensor import Tensor, is_tensor
+
+_WIRE = "value_and_grad: wire"
 
 
 def value_and_grad(
@@ -43,6 +46,7 @@ def value_and_grad(
     accumulate: Dim | str | None = None,
     compute=None,
     reduce=None,
+    wire: Mapping[str, str] | None = None,
 ) -> Callable:
     """A function that returns the value of `fn` and its gradient by the first argument.
 
@@ -61,6 +65,10 @@ def value_and_grad(
         is split; by default its own.
       reduce: the dtype in which gradients travel and are summed over devices; by default that of
         the first argument. Over microbatches they are summed in the latter.
+      wire: axes of the mesh over which gradients of two or more dims are summed in few bits, each
+        with the format in which they are sent: "int8", "fp8", "bfloat16", or one of
+        `register_wire`. Such a sum is rounded, by the values of devices along this axis; so
+        gradients depend on the size of the axis. Outside of a lowering nothing is sent.
 
     Returns:
       A function of the same arguments, giving `(value, gradients)` or `((value, aux), gradients)`.
@@ -70,11 +78,33 @@ def value_and_grad(
 
     Raises:
       MeshDSLError: the value has dims or is no real floating-point number, `accumulate` is empty or
-        not a dim of any argument, or a dtype is no floating-point one.
+        not a dim of any argument, or a dtype is no floating-point one; `wire` has an axis that the
+        mesh lacks, or over which no gradient is summed, or an unknown format.
     """
-    compute, reduce = checks.floating("compute", compute), checks.floating("reduce", reduce)
+    how = {"compute": compute, "reduce": reduce, "wire": wire}
+    run = value_and_grad_of_rest(fn, has_aux=has_aux, accumulate=accumulate, **how)
 
     def value_and_gradients(params, *args):
+        value, gradients, _ = run(params, {}, *args)
+        return value, gradients
+
+    return value_and_gradients
+
+
+def value_and_grad_of_rest(fn: Callable, *, has_aux, accumulate, compute, reduce, wire) -> Callable:
+    """As `value_and_grad`, with what sums in few bits have dropped given and returned.
+
+    Returns:
+      A function of the first argument, of what earlier sums have dropped, and of the other
+      arguments. It returns the value, the gradients, and what is dropped then. What is dropped is a
+      dict by the number of the parameter: a Tensor with the dims of the parameter behind one for
+      the devices along the axis, whose part each device adds to its term of the gradient. What of a
+      parameter without one is dropped is lost.
+    """
+    compute, reduce = checks.floating("compute", compute), checks.floating("reduce", reduce)
+    wires.wired(_WIRE, wire)
+
+    def value_and_gradients(params, dropped, *args):
         tensors, tree = checks.parameters(params)
         inputs = [x for x in jax.tree.leaves(args, is_leaf=is_tensor) if is_tensor(x)]
         scope = common("value_and_grad", [*tensors, *inputs])
@@ -88,10 +118,10 @@ def value_and_grad(
 
         if scope is None:
             run, arrays = _cast_first(body, tensors, compute), [t.stored for t in tensors]
-            uses = [()] * len(tensors)
             (value, aux), grads = _differentiated(run, arrays, args, turns)
         else:
-            tensors = [_entered(t, scope, compute, reduce) for t in tensors]
+            lossy = wires.wired(_WIRE, wire, scope.sizes)
+            tensors = [_entered(t, scope, compute, reduce, lossy) for t in tensors]
             args = _whole_along(args, turns, scope)
             cut = _element(args, turns, 0)
             run, tensors, uses = traced(body, tensors, scope, cut, turns, loss=True)
@@ -101,8 +131,14 @@ def value_and_grad(
             Tensor(g, t.dims, t.role, t.placement) for g, t in zip(grads, tensors, strict=True)
         ]
         if scope is not None:
-            grads = [gradient(g, axes) for g, axes in zip(grads, uses, strict=True)]
-        return ((value, aux) if has_aux else value), jax.tree.unflatten(tree, grads)
+            dropped = dict(dropped)
+            for i, (g, axes) in enumerate(zip(grads, uses, strict=True)):
+                if i in dropped:
+                    grads[i], dropped[i] = gradient_of_rest(g, axes, dropped[i])
+                else:
+                    grads[i] = gradient(g, axes)
+            wires.check_summed(_WIRE, lossy, scope.lossy)
+        return ((value, aux) if has_aux else value), jax.tree.unflatten(tree, grads), dropped
 
     return value_and_gradients
 
@@ -262,10 +298,10 @@ def _differentiated(run: Callable, arrays: list, args, accumulate: Dim | None):
     return uncarried(mean), [g / accumulate.size for g in total]
 
 
-def _entered(t: Tensor, scope: Scope, compute, reduce) -> Tensor:
+def _entered(t: Tensor, scope: Scope, compute, reduce, wire: wires.Wired) -> Tensor:
     """The parameter `t` in the form in which the function to differentiate gets it."""
     t = made_whole(resharding.placed(resharding.plain(t), scope))
-    return to_differentiate_by(t, compute, reduce)
+    return to_differentiate_by(t, compute, reduce, wire)
 
 
 def made_whole(t: Tensor) -> Tensor:
@@ -292,7 +328,7 @@ def _settled(tree):
         if scope.rest is not None and scope.rest.axis:
             x, split, turns = scope.rest.of_turn(x, split)
         x = resharding.plain(resharding.take_sums(x, split=split, level=level))
-        placement = x.placement._replace(level=level, pending=turns, origin=frozenset())
+        placement = x.placement._replace(level=level, pending=turns, origin=frozenset(), wire=())
         return x.replace(placement=placement)
 
     placed = lambda x: is_tensor(x) and x.placement is not None
@@ -305,26 +341,6 @@ def varied(t: Tensor, axes, scope: Scope) -> Tensor:
         return t
     with jax.named_scope(scope.recorder.begin("vary", t.dims, t.placement.axes).tag):
         return with_copy(t.replace(array=collectives.vary(t.stored, axes)), copy_of(t))
-
-
-def gradient(grad: Tensor, axes, level: str = "optimizer") -> Tensor:
-    """`grad`, of which each device along `axes` has a term, summed and split as `level` says.
-
-    It is summed in the dtype of sums of its `Dtypes`, and comes out in its own dtype.
-    """
-    array, dtype, scope = grad.stored, grad.stored.dtype, grad.placement.scope
-    with jax.named_scope("gradient"):
-        dtypes = grad.placement.dtypes
-        if axes and dtypes:  # the barrier of `derivatives.to_sum`, also after an earlier cast
-            array = lax.optimization_barrier(array.astype(dtypes.sums))
-        rules = scope.layout.at("rules")
-        named = lambda axis: dict.fromkeys(str(rule) for rule in rules if rule.axis == axis)
-        reasons = tuple((axis, " or ".join(named(axis))) for axis in axes)
-        placement = grad.placement._replace(
-            pending=tuple(axes), level=level, dtypes=None, reasons=reasons
-        )
-        settled = resharding.take_sums(Tensor(array, grad.dims, grad.role, placement), "gradient")
-        return settled.replace(array=settled.stored.astype(dtype))
 
 
 def _whole_along(args, dim: Dim | None, scope: Scope):

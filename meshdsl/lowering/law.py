@@ -41,6 +41,7 @@ from meshdsl.lowering.moves.move import NATURAL, Move, Parts, without_axes
 from meshdsl.lowering.moves.turns import legs_between
 from meshdsl.lowering.nest import Nest, Work, reason_of, split_loop
 from meshdsl.lowering.scope import IN_ORDER, Scope, common, copy_of, with_copy
+from meshdsl.lowering.way import Way
 from meshdsl.program.recorder import Op
 from meshdsl.rules import LEVELS
 from meshdsl.splits.changes import Split
@@ -258,7 +259,7 @@ def place(results, operands, work: Work, scope: Scope, op: Op) -> tuple[Tensor, 
 
     The axes of a pending sum split none of its dims until the sum is taken.
     """
-    origin, roles, sums_in, reasons = _inherited(operands, work.level)
+    origin, roles, sums_in, reasons, wire = _inherited(operands, work.level)
     tensors = []
     for array, result in zip(results, work.results, strict=True):
         dims, pending = result.dims, result.pending
@@ -267,11 +268,13 @@ def place(results, operands, work: Work, scope: Scope, op: Op) -> tuple[Tensor, 
         if sums_in is not None and jnp.issubdtype(array.dtype, jnp.inexact):
             dtypes = Dtypes(array.dtype, sums_in)
         because = (*reasons, *result.reasons) if pending else ()
-        placement = Placement(scope, result.target, pending, work.level, origin, dtypes, because)
+        placement = Placement(
+            scope, result.target, pending, work.level, origin, dtypes, because, wire
+        )
         if not result.stands:
             legs = legs_between(dims, result.split, result.target, scope)
             why, orders = reason_of(scope, dims, work.level), (result.orders, result.then)
-            array = resharding.Way(legs, scope, why, orders=orders).go(array, op)
+            array = Way(legs, scope, why, orders=orders).go(array, op)
         role = roles.get(dims, Parameter()) if roles is not None else None
         tensors.append(Tensor(array, dims, role, placement))
     return tuple(tensors)
@@ -376,15 +379,17 @@ def _inherited(operands: Sequence[Tensor], level: str):
 
     Returns:
       The numbers of the parameters that the operands are computed from, their roles by dims, the
-      dtype in which their gradients are summed, and the reasons of sums that stay pending.
+      dtype in which their gradients are summed, the reasons of sums that stay pending, and the
+      wires of their gradients.
     """
     reasons = operands[0].placement.reasons if operands and operands[0].placement else ()
     if level == "rules":
-        return _NOTHING, None, None, reasons
+        return _NOTHING, None, None, reasons, ()
     placed = [t for t in operands if t.placement is not None]
     origin = _NOTHING.union(*(t.placement.origin for t in placed))
     sums_in = next((t.placement.dtypes.sums for t in placed if t.placement.dtypes), None)
-    return origin, _roles(placed), sums_in, reasons
+    wire = next((t.placement.wire for t in placed if t.placement.wire), ())
+    return origin, _roles(placed), sums_in, reasons, wire
 
 
 def _roles(operands: Sequence[Tensor]) -> dict[Dims, Parameter] | None:

@@ -22,21 +22,26 @@ import numpy as np
 
 from meshdsl.lowering import resharding
 from meshdsl.lowering.scope import with_copy
+from meshdsl.lowering.wires import Wired
 from meshdsl.splits.changes import Split
 from meshdsl.tensor import Dtypes, Tensor, is_tensor
 
 
-def to_differentiate_by(t: Tensor, use, sums) -> Tensor:
+def to_differentiate_by(t: Tensor, use, sums, wire: Wired = ()) -> Tensor:
     """The parameter `t` in the form in which a differentiated function gets it.
 
     Args:
       use, sums: see `Dtypes`; None for the dtype of `t`.
+      wire: the axes over which gradients are summed in few bits. Gradients with fewer than two dims
+        are not: they are small, and their sums matter.
     """
     dtypes = Dtypes(use or t.dtype, sums or t.dtype)
     rest = t.stored.dtype
-    t = t.replace(
-        placement=t.placement._replace(dtypes=None if dtypes == Dtypes(rest, rest) else dtypes)
+    placement = t.placement._replace(
+        dtypes=None if dtypes == Dtypes(rest, rest) else dtypes,
+        wire=wire if len(t.dims) > 1 else (),
     )
+    t = t.replace(placement=placement)
     scope, level = t.placement.scope, t.placement.level
     if level != "parameters" or scope.spent:
         return t

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.dims import Dim, Dims
-from meshdsl.lowering import collectives, resharding
+from meshdsl.lowering import collectives
 from meshdsl.lowering.moves.gather import runs_alike
 from meshdsl.lowering.moves.move import NATURAL, nbytes, record
 from meshdsl.lowering.moves.turns import Leg
 from meshdsl.lowering.scope import Scope
+from meshdsl.lowering.way import Way
 from meshdsl.lowering.window_arrays import resized
 from meshdsl.program.recorder import Op
 from meshdsl.splits.changes import Split, changes, padded_changes
@@ -86,7 +87,7 @@ def _unnested_made_whole(
 
 
 def _moved(array, leg: Leg, scope: Scope, op: Op) -> jax.Array:
-    return resharding.Way([leg], scope, lambda _: _WHY).go(array, op)
+    return Way([leg], scope, lambda _: _WHY).go(array, op)
 
 
 def _leading(axes: tuple[str, ...], wanted: list[str]) -> tuple[str, ...]:

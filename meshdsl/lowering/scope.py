@@ -44,6 +44,7 @@ class Scope:
     Attributes:
       takes_parts: whether JAX has taken an array out of a Tensor. Such a program is searched for
         operations that are wrong on one device's part of a Tensor, see `leaf_check.check_parts`.
+      lossy: the axes over which a gradient was summed in few bits.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Scope:
         self.loops: dict = {}  # the law's answers for loop nests, see `nest.split_loop`
         self.copies: dict = {}  # see `copy_of`
         self.takes_parts = False
+        self.lossy: set[str] = set()
         self._remembered: dict = {}
         self.mapped: tuple[tuple[Dim, tuple[str, ...]], ...] = ()  # see `spending`
         self.turns: Mapping[str, Turn] = {}  # see `taking_turns`

@@ -18,6 +18,7 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, quote
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.carried import carried, uncarried
+from meshdsl.lowering.moves.move import nbytes
 from meshdsl.lowering.scope import Scope, check_alike, common, copy_of, with_copy
 from meshdsl.program.recorder import Move, next_op_number
 from meshdsl.tensor import Tensor, is_tensor, is_value
@@ -89,7 +90,7 @@ def varied(t: Tensor, axes) -> Tensor:
             Move(
                 "vary",
                 missing,
-                resharding.nbytes(t.array),
+                nbytes(t.array),
                 "what it meets differs between devices",
                 "psum",
             )

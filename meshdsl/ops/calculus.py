@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from meshdsl import dims as dim_algebra
 from meshdsl.errors import MeshDSLError
-from meshdsl.lowering import collectives, gradients, resharding
+from meshdsl.lowering import collectives, gradient_sums, gradients, resharding
 from meshdsl.lowering.carried import carried, uncarried
 from meshdsl.lowering.scope import Scope
 from meshdsl.ops.bodies import (
@@ -206,7 +206,7 @@ def _summed(array, x: Tensor, axes) -> Tensor:
     if x.placement is None:
         return Tensor(array, x.dims, x.role)
     level = "rules" if x.placement.level == "rules" else "optimizer"
-    return gradients.gradient(
+    return gradient_sums.gradient(
         Tensor(array, x.dims, x.role, x.placement._replace(origin=frozenset())), axes, level
     )
 

@@ -223,19 +223,19 @@ def _pallas_lacks(platform: str, rows, parameters) -> str:
 
 
 def _dot_by_pallas(way: Way, transposed: bool, dtype: str, rows, weight, starts):
-    from meshdsl.ops import grouped_kernels  # with Pallas, which takes long to import
+    from meshdsl.ops.grouped_kernels import dot, tile_of  # with Pallas, which takes long to import
 
-    tile = grouped_kernels.tile_of(rows.dtype, way.block)
+    tile = tile_of(rows.dtype, way.block)
     blocks = blocks_of(starts, tile.rows, len(rows))
-    return grouped_kernels.dot(tile, way.platform != "gpu", transposed, dtype, rows, weight, blocks)
+    return dot(tile, way.platform != "gpu", transposed, dtype, rows, weight, blocks)
 
 
 def _outer_by_pallas(way: Way, dtype: str, rows, others, starts):
-    from meshdsl.ops import grouped_kernels  # with Pallas, as above
+    from meshdsl.ops.grouped_kernels import outer, tile_of  # with Pallas, as above
 
     # A tile has features of the rows in the place of rows, and features are many.
-    tile = grouped_kernels.tile_of(rows.dtype, max(way.block, 128))
-    return grouped_kernels.outer(tile, way.platform != "gpu", dtype, rows, others, starts)
+    tile = tile_of(rows.dtype, max(way.block, 128))
+    return outer(tile, way.platform != "gpu", dtype, rows, others, starts)
 
 
 # -- megablox --------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def tile_rows(way: Way, rows: int, groups: int) -> int:
     return min(size, _whole(rows, _LANES))
 
 
-def tile_of(way: Way, product: str, rows, groups: int, sizes: Any) -> tuple[int, int, int]:
+def tpu_tile(way: Way, product: str, rows, groups: int, sizes: Any) -> tuple[int, int, int]:
     """The tile of a kernel for TPUs: how many rows, inner features and features.
 
     Args:
@@ -315,7 +315,7 @@ def _dot_by_megablox(way: Way, transposed: bool, dtype: str, rows, weight, start
     itemsize = rows.dtype.itemsize
     by_libtpu = itemsize == 1 or (itemsize == 2 and not transposed)
     sizes = weight.shape[2:0:-1] if transposed else weight.shape[1:]
-    tile = tile_of(way, "dot" if by_libtpu else "transposed", rows, len(weight), sizes)
+    tile = tpu_tile(way, "dot" if by_libtpu else "transposed", rows, len(weight), sizes)
     given = padded(rows, 0, _whole(len(rows), tile[0]))
     how: Any = {"preferred_element_type": jnp.dtype(dtype)}
     if by_libtpu:
@@ -332,7 +332,7 @@ def _dot_by_megablox(way: Way, transposed: bool, dtype: str, rows, weight, start
 def _outer_by_megablox(way: Way, dtype: str, rows, others, starts):
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm  # takes long to import
 
-    tile = tile_of(way, "outer", rows, len(starts) - 1, (rows.shape[1], others.shape[1]))
+    tile = tpu_tile(way, "outer", rows, len(starts) - 1, (rows.shape[1], others.shape[1]))
     return tgmm(
         padded(rows, 0, _whole(len(rows), tile[0])).T,
         padded(others, 0, _whole(len(rows), tile[0])),

@@ -204,6 +204,10 @@ class Precision:
       gradient_rounding: how gradients are rounded to few bits, in the products of the backward
         pass; `stochastic` is up or down at random, by how near each is.
       except_: patterns of the names of matrices that `matmul` leaves as they are.
+      wire: by axes of the mesh, the formats in which gradients are sent where they are summed over
+        these: `int8`, `fp8`, `bfloat16`, or one that `md.register_wire` added. Such sums are
+        rounded, and the run depends on the size of the axis.
+      feedback: whether what such a sum drops of a gradient is added to that of the next step.
     """
 
     params: str = chosen("float32", ("float32", "bfloat16"))
@@ -218,6 +222,8 @@ class Precision:
     scales: str = CHANNEL
     gradient_rounding: str = chosen(NEAREST, (NEAREST, STOCHASTIC))
     except_: tuple[str, ...] = ALWAYS_WIDE
+    wire: dict = field(default_factory=dict, hash=False)
+    feedback: bool = False
 
     def __post_init__(self) -> None:
         if self.loss_scale not in ("none", "dynamic") and not _positive(self.loss_scale):
@@ -228,6 +234,8 @@ class Precision:
         if self.stochastic_rounding and self.params != "bfloat16":
             raise MeshDSLError("precision.stochastic_rounding: is for precision.params=bfloat16")
         check_formats(self.matmul, self.scales, self.gradient_rounding)
+        if self.feedback and not self.wire:
+            raise MeshDSLError("precision.feedback: is for precision.wire")
 
 
 def _positive(text: str | float) -> bool:

@@ -86,6 +86,6 @@ def fit(
     ended = run(config, found, devices, where, resume=again, again=again)
     state = ended.state
     if state is None:
-        with closing(Checkpoints(where.checkpoints)) as checkpoints:
+        with closing(Checkpoints(where.checkpoints, forgets="dropped")) as checkpoints:
             state, *_ = checkpoints.restore(ended.job.state)
     return Fitted(merged(state.params, state.adapters), state, where.path, ended.job, ended.ending)

@@ -27,21 +27,23 @@ import meshdsl as md
 from meshdsl.dims import Dim
 from meshdsl.layout import Layout
 from meshdsl.lowering.lower import Lowered, gather_updated
-from meshdsl.lowering.parameter_copies import for_use
 from meshdsl.lowering.shardings import shapes_at, shardings
-from meshdsl.ops.global_norm import global_norms
+from meshdsl.lowering.wires import check_summed, wired
 from meshdsl.predict.compiler.options import default_options
 from meshdsl.program.program import Program
 from meshdsl.tensor import Tensor, is_tensor
-from meshdsl.train.adapters import Frozen, Trained, whole_model
+from meshdsl.train import feedback
+from meshdsl.train.adapters import Frozen, Trained
 from meshdsl.train.config import Precision
 from meshdsl.train.muon import InStacks, Lowering
 from meshdsl.train.offload import DEVICE, HOST, check_host_memory, in_memory
 from meshdsl.train.optimizer import average_of
 from meshdsl.train.precision import LossScale, cast, round_at_random
+from meshdsl.train.step_gradients import DROPPED, loss_and_gradients_of
 from meshdsl.train.trained import only, together, without
 
 FLOAT32 = Precision()
+_WIRE = "precision.wire"
 _ADAPTERS = 1  # folded into the key of the parameters to make that of the adapters
 
 
@@ -55,6 +57,7 @@ class State(PyTreeNode):
       key: the random key of the run; each step folds in its number.
       scale: of the loss, where the loss is scaled dynamically.
       adapters: what is trained beside the model, see `meshdsl.train.adapters`.
+      dropped: what sums of gradients in few bits have dropped, see `meshdsl.train.feedback`.
     """
 
     step: jax.Array
@@ -63,6 +66,7 @@ class State(PyTreeNode):
     key: jax.Array
     scale: LossScale | None = None
     adapters: dict[str, Any] | None = None
+    dropped: dict[str, Tensor] | None = None
 
 
 class TrainStep:
@@ -100,7 +104,8 @@ class TrainStep:
       split_of_gradients: the sharding of each gradient that `gradients` gives.
 
     Raises:
-      MeshDSLError: the layout does not fit the parameters, or the devices cannot offload.
+      MeshDSLError: the layout does not fit the parameters, the devices cannot offload, or gradients
+        are to be sent in few bits over an axis that the mesh lacks, or in an unknown format.
     """
 
     def __init__(
@@ -124,13 +129,22 @@ class TrainStep:
     ):
         dims, offload = list(dims), tuple(offload)
         check_host_memory(mesh, offload)
+        of_values = {rule.axis for rule in layout.at("rules")}
+        wires = wired(_WIRE, precision.wire, mesh.shape)
+        check_summed(_WIRE, wires, of_values)
+        self._wires = wires if precision.feedback else ()
         self._init, self._clip, self._frozen = init, clip, frozenset(frozen)
         self._tx = optax.with_extra_args_support(tx)
         self.layout, self.mesh, self.microbatches = layout, mesh, microbatches
         self._precision, self._adapters = precision, adapters
         self._skips = skip_nonfinite or precision.loss_scale == "dynamic"
+        inside = feedback.with_senders(layout, wires) if self._wires else layout
         self._gradients = md.lower(
-            _loss_and_gradients(loss, microbatches, precision), layout, mesh, dims=dims
+            loss_and_gradients_of(loss, microbatches, precision),
+            inside,
+            mesh,
+            dims=dims,
+            optimizer_argnums=DROPPED,
         )
         found = jax.eval_shape(self._first_state, jax.random.key(0)) if shapes is None else shapes
         self.shapes: State = found
@@ -143,6 +157,8 @@ class TrainStep:
         )
         self.abstract = shapes_at(self.shapes, self.shardings)
         trained, _ = self._parts(self.shapes)
+        if self._wires:
+            feedback.check(trained, layout, wires, mesh.shape)
         self.split_of_gradients = shardings(trained, layout, mesh, "optimizer")
         parameters = jax.tree.leaves(trained, is_leaf=is_tensor)
         known = {dim.name for parameter in parameters for dim in parameter.dims}
@@ -170,6 +186,7 @@ class TrainStep:
             key=everywhere,
             adapters=shardings(shapes.adapters, self.layout, self.mesh),
             scale=jax.tree.map(lambda _: everywhere, shapes.scale),
+            dropped=shardings(shapes.dropped, self._gradients.layout, self.mesh, "optimizer"),
         )
 
     def init(self, key) -> State:
@@ -241,13 +258,14 @@ class TrainStep:
         return jax.lax.with_sharding_constraint(grads, self.split_of_gradients)
 
     def _loss_and_gradients_of(self, state: State, batch: dict[str, Tensor]) -> Any:
-        """The loss, what is reported, the gradients, and the global norms."""
+        """The loss, what is reported, the gradients, the global norms, and what is dropped."""
         key = jax.random.fold_in(state.key, state.step)
         if self.microbatches is not None:
             key = Tensor(jax.random.split(key, self.microbatches.size), (self.microbatches,))
         scale = self._scale(state)
         trained, frozen = self._parts(state)
-        return self._gradients(trained, batch, key, *([] if scale is None else [scale]), *frozen)
+        scales = [] if scale is None else [scale]
+        return self._gradients(trained, batch, key, state.dropped or {}, *scales, *frozen)
 
     def _parts(self, state: State) -> tuple[Any, list[Any]]:
         """What of a state is trained, and, where not all is, a list of the other parts of it."""
@@ -279,6 +297,10 @@ class TrainStep:
             adapters = self._adapters(params, jax.random.fold_in(for_params, _ADAPTERS))
             adapters = cast(adapters, precision.params)
         state = State(jnp.zeros((), jnp.int32), params, None, for_steps, scale, adapters)
+        if self._wires:
+            trained, _ = self._parts(state)
+            dropped = feedback.nothing_dropped(trained, self._wires, self.mesh.shape)
+            state = state.replace(dropped=dropped)
         return state.replace(opt_state=self.first_opt_state(state))
 
     def first_opt_state(self, state: State) -> Any:
@@ -287,7 +309,7 @@ class TrainStep:
         return cast(self._tx.init(cast(trained, jnp.float32)), self._precision.optimizer)
 
     def _one_step(self, state: State, batch):
-        loss, aux, grads, norms = self._loss_and_gradients_of(state, batch)
+        loss, aux, grads, norms, dropped = self._loss_and_gradients_of(state, batch)
         scale = self._scale(state)
         trained, frozen = self._parts(state)
         metrics = {"loss": loss.array, **{name: t.array for name, t in {**aux, **norms}.items()}}
@@ -301,6 +323,11 @@ class TrainStep:
         trained, opt_state = self._updated(state, kept, grads, metrics, finite)
         scale = state.scale if state.scale is None else state.scale.after(finite)
         after = self._with_trained(state, self._to_rest(trained), frozen)
+        if state.dropped is not None:
+            if finite is not None:
+                keep = lambda new, old: jnp.where(finite, new, old)
+                dropped = jax.tree.map(keep, dropped, state.dropped)
+            after = after.replace(dropped=dropped)
         return after.replace(step=state.step + 1, opt_state=opt_state, scale=scale), metrics
 
     def _scale(self, state: State):
@@ -345,40 +372,3 @@ class TrainStep:
         if self._fetched:
             opt_state = jax.device_put(opt_state, self.shardings.opt_state)
         return params, opt_state
-
-
-def _weights(tree: Any) -> Any:
-    """`tree` without the parameters that are state: their gradients are no slopes of the loss."""
-    leaves = jax.tree.leaves(tree, is_leaf=is_tensor)
-    weights = [x for x in leaves if not (is_tensor(x) and x.role and x.role.signs)]
-    return tree if len(weights) == len(leaves) else weights
-
-
-def _loss_and_gradients(loss: Callable, microbatches: Dim | None, precision: Precision) -> Callable:
-    """The function that is lowered: loss, gradients and their norms.
-
-    It is called with the parameters that are trained, a batch, a key and, where the loss is scaled,
-    the scale; last, where there are some, with the parameters that are not trained.
-    """
-    how = {"accumulate": microbatches, "compute": precision.compute, "reduce": precision.reduce}
-    is_scaled = precision.loss_scale != "none"
-
-    def scaled(params, batch, key, scale, *frozen):
-        value, aux = of_model(params, batch, key, *frozen)
-        return md.cast(value, jnp.float32) * scale, aux
-
-    def of_model(trained, batch, key, *frozen):
-        return loss(whole_model(trained, *frozen), batch, key)
-
-    def loss_and_gradients(params, batch, key, *rest):
-        scale = [md.tensor(s, ()) for s in rest[:is_scaled]]
-        frozen = [for_use(tree, precision.compute) for tree in rest[is_scaled:]]
-        of = md.value_and_grad(scaled if scale else of_model, has_aux=True, **how)
-        (value, aux), grads = of(params, batch, key, *scale, *frozen)
-        with jax.named_scope("gradient"):  # so the norms count as a part of the backward pass
-            for s in scale:
-                value, grads = jax.tree.map(lambda x, s=s.array: x / s, (value, grads))
-            gradient, parameter = global_norms(_weights(grads), _weights(params))
-        return value, aux, grads, {"gradient_norm": gradient, "parameter_norm": parameter}
-
-    return loss_and_gradients

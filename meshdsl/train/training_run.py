@@ -119,7 +119,10 @@ def run(
         lock = stack.enter_context(ExitStack())
         stack.enter_context(closing(batches))
         checkpoints = Checkpoints(
-            folder.checkpoints, **asdict(config.checkpoint), report=console.print
+            folder.checkpoints,
+            **asdict(config.checkpoint),
+            forgets="dropped",
+            report=console.print,
         )
         stack.enter_context(closing(checkpoints))
         done = checkpoints.check(job.state) or 0

@@ -14,6 +14,18 @@ def kernel(x):
     return pl.pallas_call(lambda x, o: o.__setitem__(..., x[...]), like, interpret=True)(x)
 
 
+def same(sent, largest=None):
+    """Sends or decodes what it gets."""
+    return sent
+
+
+def wired(wire):
+    """The gradient of a matrix that is split over `model`, from rows split over `data`."""
+    rules = md.Layout(rules=["a -> data", "b -> model"], mesh={"data": 2, "model": 2})
+    run = md.value_and_grad(lambda w, x: md.sum(md.einsum(x, w, out=())), wire=wire)
+    return md.lower(run, rules)(W, X)
+
+
 ERRORS = [
     # value_and_grad.
     (
@@ -23,6 +35,57 @@ ERRORS = [
     (
         lambda: md.value_and_grad(lambda x: x, reduce="bfloat"),
         "value_and_grad: reduce is a floating-point dtype such as bfloat16, not 'bfloat'",
+    ),
+    (
+        lambda: md.value_and_grad(md.sum, wire="int8"),
+        "value_and_grad: `wire` is a mapping or None, not 'int8'",
+    ),
+    (
+        lambda: md.value_and_grad(md.sum, wire={"r": "int7"}),
+        "value_and_grad: wire: gradients are sent over `r` as 'int8', 'fp8' or 'bfloat16', not "
+        "'int7'; did you mean `int8`?",
+    ),
+    (
+        lambda: wired({"dat": "int8"}),
+        "value_and_grad: wire: no axis `dat` in the mesh; did you mean `data`?",
+    ),
+    (
+        lambda: wired({"model": "int8"}),
+        "value_and_grad: wire: no gradient of two or more dims is summed over `model`, so none can "
+        "be sent as 'int8'",
+    ),
+    # register_wire.
+    (lambda: md.register_wire(" ", same, same), "register_wire: the name is a text, not ' '"),
+    (
+        lambda: md.register_wire("int8", same, same),
+        "register_wire: 'int8' is taken; known: 'int8', 'fp8', 'bfloat16'",
+    ),
+    (
+        lambda: md.register_wire("other", 3, same),
+        "register_wire: `encode` is a function, not 3",
+    ),
+    (
+        lambda: md.register_wire("other", lambda x, largest: x[0], same),
+        "register_wire: 'other': `encode` gives an array of shape (128,) for 4 rows; each array "
+        "that travels has a position for each row in front",
+    ),
+    (
+        lambda: md.register_wire("other", lambda x, largest: (), same),
+        "register_wire: 'other': `encode` gives no array that could travel",
+    ),
+    (
+        lambda: md.register_wire("other", lambda x, largest: largest, same),
+        "register_wire: 'other': `decode` gives float32 of shape (4, 1) for what `encode` made of "
+        "float32 of shape (4, 128); it gives float32 of that shape",
+    ),
+    (
+        lambda: md.register_wire("other", lambda x, largest: x.astype("bfloat16"), same),
+        "register_wire: 'other': `decode` gives bfloat16 of shape (4, 128) for what `encode` made "
+        "of float32 of shape (4, 128); it gives float32 of that shape",
+    ),
+    (
+        lambda: md.register_wire("other", lambda x, largest: (x, x), same),
+        "register_wire: 'other': `decode` gives of type tuple for",
     ),
     (lambda: md.value_and_grad(lambda w: w * 2)(W), "value_and_grad … not [a=4, b=8] … md.mean"),
     (

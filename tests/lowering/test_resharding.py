@@ -18,9 +18,9 @@ from jax.sharding import PartitionSpec
 from meshdsl import Layout, make_mesh
 from meshdsl.lowering import collectives
 from meshdsl.lowering.moves.turns import legs_between
-from meshdsl.lowering.resharding import Way
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.shardings import partition_spec
+from meshdsl.lowering.way import Way
 from meshdsl.splits.changes import Change, changes
 from tests.helpers import dims
 

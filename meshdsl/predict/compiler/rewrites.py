@@ -66,6 +66,17 @@ def _as_all_reduce(compiled: Collective, recorded: Collective, *, padded: int = 
     return f"an all-reduce of the whole instead of {b.operation}"
 
 
+def _in_a_tile(compiled: Collective, recorded: Collective) -> str | None:
+    """A gather of a few whole numbers of 8 or 16 bits, as those of a wire, on TPUs."""
+    a, b = compiled, recorded
+    if (a.operation, b.operation) != ("psum", "all_gather") or a.axes != b.axes:
+        return None
+    few = b.dtype in ("int8", "uint8", "int16", "uint16") and b.bytes < a.bytes <= _TILE
+    if not few or not jnp.issubdtype(jnp.dtype(a.dtype), jnp.integer):
+        return None
+    return f"an all-reduce of {a.bytes:,} bytes instead of {b.operation} of {b.bytes:,}"
+
+
 def _as_all_to_all(compiled: Collective, recorded: Collective) -> str | None:
     """A scatter between processes on CPUs, which `lowering.collectives` keeps away from gloo."""
     a, b = compiled, recorded
@@ -95,7 +106,11 @@ def inside_slice(
 # The rules, the plainest first; those of a group are tried together.
 SAME_BYTES: tuple[Rule, ...] = (_as_recorded, _in_other_dtype)
 FULL_SIZE: tuple[Rule, ...] = (_as_all_reduce, _as_all_to_all)
-MORE_BYTES: tuple[Rule, ...] = (_padded, partial(_as_all_reduce, padded=_PADDED))
+MORE_BYTES: tuple[Rule, ...] = (
+    _padded,
+    partial(_as_all_reduce, padded=_PADDED),
+    _in_a_tile,
+)
 
 
 def _item_size(c: Collective) -> int:

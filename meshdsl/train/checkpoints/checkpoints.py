@@ -19,7 +19,7 @@ from meshdsl.train.checkpoints import folders, manifest, tree_leaves
 from meshdsl.train.checkpoints.digest import digests
 from meshdsl.train.checkpoints.manifest import Manifest
 from meshdsl.train.checkpoints.newest import GoodCheckpoint, newest_complete, read_newest_good
-from meshdsl.train.checkpoints.places import as_before, as_wanted, on_devices
+from meshdsl.train.checkpoints.places import as_before, as_wanted, on_devices, zeros_as
 from meshdsl.train.checkpoints.save_schedule import SaveSchedule
 from meshdsl.train.checkpoints.writer import Writer
 
@@ -60,7 +60,10 @@ class Checkpoints:
       minutes: minutes between two checkpoints, for `due`; 0: none by time.
       keep: how many of the newest are kept.
       keep_every: checkpoints of steps that this number divides are kept for good; 0: none are.
-      report: called with a line on each damaged checkpoint that is passed over.
+      forgets: the name of a part of the state that may be lost. Where a checkpoint has none of it,
+        or one of other dims, it begins with zeros.
+      report: called with a line on each damaged checkpoint that is passed over, and on what is
+        forgotten.
 
     Raises:
       MeshDSLError: one of the numbers is not legal.
@@ -74,12 +77,13 @@ class Checkpoints:
         minutes: float = 0.0,
         keep: int = 2,
         keep_every: int = 0,
+        forgets: str = "",
         report: Callable[[str], Any] = print,
     ):
         self.folder = Path(folder)
         self._keep = whole_number("Checkpoints: `keep`", keep, 1)
         self._keep_every = whole_number("Checkpoints: `keep_every`", keep_every, 0)
-        self._report = report
+        self._report, self._forgets = report, forgets
         self._schedule = SaveSchedule(whole_number("Checkpoints: `every`", every, 0), minutes)
         self._writer: Writer | None = None
         self._background = ThreadPoolExecutor(1, "checkpoint")
@@ -197,14 +201,24 @@ class Checkpoints:
         self._finish_writing()
         target = as_wanted(like, layout, mesh)
 
+        every = tree_leaves.named_arrays(target)
+
         def wanted(content: Manifest) -> dict[str, Any]:
             self._refuse_other(content, target)
-            return tree_leaves.named_arrays(target)
+            lost = self._lost(content, target)
+            return {name: array for name, array in every.items() if name not in lost}
 
         newest = read_newest_good(self.folder, wanted)
         self._pass_over_damaged(newest)
         numbers = tree_leaves.numbers_in(newest.manifest["state"])
-        state = tree_leaves.with_arrays(target, newest.arrays | numbers)
+        lost = self._lost(newest.manifest, target)
+        if lost:
+            self._report(
+                f"`{self._forgets}` is other in the checkpoint of step {newest.step}; it begins "
+                "again with zeros"
+            )
+        zeros = {name: zeros_as(every[name]) for name in lost & every.keys()}
+        state = tree_leaves.with_arrays(target, newest.arrays | numbers | zeros)
         return Restored(as_before(like, state), newest.step, newest.manifest["data"])
 
     def close(self) -> None:
@@ -235,11 +249,26 @@ class Checkpoints:
             raise MeshDSLError(
                 f"{run} holds parameters only; a new run begins with them by warm_start={run}"
             )
-        difference = tree_leaves.first_difference(content["state"], tree_leaves.describe(state))
+        lost = self._lost(content, state)
+        sides = [
+            {name: leaf for name, leaf in side.items() if name not in lost}
+            for side in (content["state"], tree_leaves.describe(state))
+        ]
+        difference = tree_leaves.first_difference(*sides)
         if difference:
             raise MeshDSLError(
                 f"{run} holds a checkpoint of another model or optimizer: {difference}"
             )
+
+    def _lost(self, content: Manifest, state: Any) -> set[str]:
+        """The names, there and here, of what is forgotten; none where both sides have it alike."""
+        if not self._forgets:
+            return set()
+        there, here = (
+            {name: leaf for name, leaf in side.items() if name.startswith(f"{self._forgets}.")}
+            for side in (content["state"], tree_leaves.describe(state))
+        )
+        return {*there, *here} if tree_leaves.first_difference(there, here) else set()
 
     def _prepare_folder(self) -> None:
         """Remove leftovers of killed processes, and free the names of damaged checkpoints."""

@@ -82,6 +82,12 @@ def as_before(like: Any, tree: Any) -> Any:
     return jax.tree.map(before, like, tree)
 
 
+def zeros_as(like: jax.ShapeDtypeStruct) -> jax.Array:
+    """Zeros of the shape, dtype and sharding of `like`."""
+    make = jax.jit(lambda: jnp.zeros(like.shape, like.dtype), out_shardings=like.sharding)
+    return make()
+
+
 def _shape(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 

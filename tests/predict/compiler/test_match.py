@@ -129,6 +129,16 @@ def test_gathers_that_a_compiler_sums_are_told_from_scatters_of_about_their_size
     assert absent == ()
 
 
+def test_a_gather_of_a_few_whole_numbers_may_be_the_sum_of_a_tile():
+    few = changed(GATHER, dtype="uint16", bytes=8)
+    sum_ = changed(few, operation="psum", dtype="uint32", bytes=512, scope="")
+    row, absent = only([few], [sum_])
+    assert row.how == "an all-reduce of 512 bytes instead of all_gather of 8" and not absent
+    for other in (changed(sum_, bytes=8192), changed(sum_, dtype="float32")):
+        rows, _ = match(program(few), [other])
+        assert rows[0].surprise
+
+
 def test_what_is_combined_is_of_one_pass():
     again = changed(GATHER, scope="transpose(jvp(x))/rematted_computation/md.f.3/x")
     combined = changed(again, operation="psum", scope=again.scope.replace("md.f.3", "md.f.5"))
