@@ -11,7 +11,7 @@ see `meshdsl.ops.precision.few_bits`.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -159,7 +159,9 @@ def _keys(key: Any, name: str, weight: Any) -> Tensor:
     return Tensor(keys, copies)
 
 
-def with_formats(precision: Any, chip: Chip | None, before: Any = AUTO) -> tuple[Any, str]:
+def with_formats(
+    precision: Any, chip: Chip | None, of_run: Callable[[], Any] | None = None
+) -> tuple[Any, str]:
     """`precision` with a format where it says "auto", and which that is and why, in one line.
 
     It is the format that the chip multiplies fastest, of those that may be chosen; or `compute`,
@@ -167,11 +169,12 @@ def with_formats(precision: Any, chip: Chip | None, before: Any = AUTO) -> tuple
 
     Args:
       chip: None where it is not known.
-      before: the `matmul` of a run that goes on, which keeps it.
+      of_run: gives the settings of a run that goes on, which keeps its format.
     """
     by_pattern, scales = _by_pattern(precision.matmul), _scales(precision.scales)
     if AUTO not in by_pattern.values():
         return precision, ""
+    before = of_run().precision.matmul if of_run else AUTO
     best, why = before, "as it was when this run began"
     if AUTO in _by_pattern(before).values():
         each = [RECIPES[n].in_blocks("precision.scales", scales.block) for n in _USUAL]

@@ -97,8 +97,8 @@ def run(
     target = figures_of(devices, hardware) if ledger else None
     if config.deterministic:
         check_deterministic(mesh, executable is not None)
-    before = {"before": folder.stored_config().precision.matmul} if resume else {}
-    precision, formats = with_formats(config.precision, chip_of(devices[0]), **before)
+    of_run = folder.stored_config if resume else None
+    precision, formats = with_formats(config.precision, chip_of(devices[0]), of_run)
     config = replace(config, precision=precision)
     choice = choose_here(config, layout, mesh)
     hosts.agree("the choice of settings that are auto", f"{choice.values} {formats}")

@@ -186,8 +186,8 @@ def test_the_usage_of_a_command_is_what_its_flags_declare(monkeypatch, capsys):
         """\
 usage: meshdsl generate RUN [--prompt TEXT | --prompts FILE] [--chat]
                         [--tokens N] [--temperature T] [--top-k K] [--top-p P]
-                        [--seed N] [--layout FILE|NAME] [--devices N]
-                        [--step N] [--json]
+                        [--seed N] [--weights FORMAT] [--layout FILE|NAME]
+                        [--devices N] [--step N] [--json]
                         [--coordinator HOST:PORT --processes N --process-id I]
 
 Write texts with a trained model.

@@ -1,6 +1,7 @@
 """Training in few bits: which matrices, the same under every layout, and resumed bit for bit."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -155,7 +156,7 @@ def test_auto_may_be_one_format_of_several():
     precision = override(Config(), **{"precision.matmul": table}).precision
     found, _ = with_formats(precision, find_target("v5p:2x2x1").chip)
     assert found.matmul == {"*": "int8", "*.out.*": "mxfp8"}
-    again, line = with_formats(precision, None, found.matmul)
+    again, line = with_formats(precision, None, lambda: SimpleNamespace(precision=found))
     assert again.matmul == found.matmul and line.endswith("as it was when this run began")
 
 
