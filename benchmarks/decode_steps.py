@@ -27,7 +27,8 @@ from meshdsl.models.generate import Progress, Sampling
 from meshdsl.predict.compiler.hlo_text import Module
 from meshdsl.predict.compiler.replay import replay
 from meshdsl.predict.compiler.topology import compile_only, target_devices
-from meshdsl.train.config import Config, Precision
+from meshdsl.train.config import Config
+from meshdsl.train.precision_settings import Precision
 from meshdsl.train.sample import in_few_bits
 from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout

@@ -26,9 +26,10 @@ from meshdsl.train.checkpoints.folders import making
 from meshdsl.train.checkpoints.hugging_face import PublishedTensors, export_published, own_names
 from meshdsl.train.checkpoints.quantized import opened
 from meshdsl.train.checkpoints.transfer import import_parameters
-from meshdsl.train.config import FLOATS, Config
+from meshdsl.train.config import Config
 from meshdsl.train.data.tokenizer import load_tokenizer
 from meshdsl.train.folder import RunFolder
+from meshdsl.train.precision_settings import FLOATS
 from meshdsl.train.sample import generates
 from meshdsl.train.settings import override
 

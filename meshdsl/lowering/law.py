@@ -40,6 +40,7 @@ from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.lowering.moves.move import NATURAL, Move, Parts, without_axes
 from meshdsl.lowering.moves.turns import legs_between
 from meshdsl.lowering.nest import Nest, Work, reason_of, split_loop
+from meshdsl.lowering.pending_sums import over_turns, stays_pending
 from meshdsl.lowering.scope import IN_ORDER, Scope, common, copy_of, with_copy
 from meshdsl.lowering.way import Way
 from meshdsl.program.recorder import Op
@@ -106,7 +107,7 @@ def apply_op_many(
       linear: the op is linear in its operands taken together. A sum that is pending in all of them
         may then stay pending in the results. Or the numbers of the operands in each of which alone
         it is linear: that lets a sum over turns stay pending, which nothing can take, see
-        `_over_turns`.
+        `pending_sums.over_turns`.
       like: for an op without operands, a Tensor of the lowering in which the op is to run.
       fill: what `local` finds in the padding of operands whose dims are split unevenly: one number
         for all operands, or a tuple with a number for each; None where the padding does not matter.
@@ -128,9 +129,9 @@ def apply_op_many(
     if choose_splits is not None and not operands[0].size:  # there is nothing to move
         choose_splits, nest = None, nest._replace(unsplit=nest.loop)
 
-    level, pending = _level(operands), _stays_pending(operands, linear)
+    level, pending = _level(operands), stays_pending(operands, linear)
     if not pending and scope.turns:
-        operands, pending = _over_turns(operands, linear, scope)
+        operands, pending = over_turns(operands, linear, scope)
     if not pending:
         operands = [resharding.take_sums(t) if t.pending else t for t in operands]
     chosen = None
@@ -280,14 +281,6 @@ def place(results, operands, work: Work, scope: Scope, op: Op) -> tuple[Tensor, 
     return tuple(tensors)
 
 
-def sums_alike(before, after) -> bool:
-    """Whether a sum over devices may be taken after a cast from the dtype `before` to `after`.
-
-    Sums of integers wrap around, and those of bools are bools: they are taken before the cast.
-    """
-    return before == after or all(jnp.issubdtype(d, jnp.inexact) for d in (before, after))
-
-
 def _on_one_device(name, local, operands, outs) -> tuple[Tensor, ...]:
     """The results of the local function on whole arrays, outside of a lowering."""
     results = local(DeviceLoop(_NO_AXES), *[array_of(name, t) for t in operands])
@@ -309,48 +302,6 @@ def _level(operands: Sequence[Tensor]) -> str:
     if "rules" in levels or not levels:
         return "rules"
     return max(levels, key=LEVELS.index)
-
-
-def _stays_pending(operands: Sequence[Tensor], linear: bool | tuple[int, ...]) -> tuple[str, ...]:
-    """The axes over which all operands are pending sums, if these may stay pending."""
-    if linear is not True:
-        return ()
-    pending = {t.pending for t in operands}
-    if len(pending) != 1:
-        return ()
-    (axes,) = pending
-    dtypes = {t.dtype for t in operands} if axes else ()
-    alike = len(dtypes) <= 1 or all([jnp.issubdtype(d, jnp.inexact) for d in dtypes])
-    return axes if alike else ()
-
-
-def _over_turns(
-    operands: Sequence[Tensor], linear: bool | tuple[int, ...], scope: Scope
-) -> tuple[Sequence[Tensor], tuple[str, ...]]:
-    """The operands, after which only a sum over turns of a loop is pending; and its axis, if any.
-
-    No device has the other turns, so this sum cannot be taken within the loop. It passes through an
-    op that is linear in the operands that are such sums. Where the op adds to it what is no such
-    sum, the first turn adds that.
-    """
-    axes = tuple(dict.fromkeys(a for t in operands for a in t.pending if a in scope.turns))
-    sums = [i for i, t in enumerate(operands) if axes and axes[0] in t.pending]
-    passes = linear is True or (linear and len(sums) == 1 and sums[0] in linear)
-    if len(axes) != 1 or not passes:
-        return operands, ()
-    first = scope.turns[axes[0]].number == 0
-    found = []
-    for i, t in enumerate(operands):
-        if t.placement is not None:
-            left = tuple(a for a in t.pending if a not in axes)
-            t = t.replace(placement=t.placement._replace(pending=left))
-            t = resharding.take_sums(
-                t, split=without_axes(scope.split(t.dims, t.placement.level), axes)
-            )
-        if linear is True and i not in sums:
-            t = t.replace(array=jnp.where(first, t.stored, jnp.zeros((), t.stored.dtype)))
-        found.append(t)
-    return found, axes
 
 
 def _begin(name: str, nest: Nest, work: Work, scope: Scope) -> Op:

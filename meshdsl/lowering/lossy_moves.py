@@ -18,10 +18,8 @@ from meshdsl.lowering.moves.move import record
 from meshdsl.lowering.scope import Scope
 from meshdsl.lowering.wires import Wired
 from meshdsl.program.recorder import Move, Op
-from meshdsl.splits.changes import Change
+from meshdsl.splits.changes import SUMS, Change
 from meshdsl.tensor import Tensor
-
-_SUMS = ("psum", "psum_scatter")
 
 
 def is_lossy(wired: Wired, axes: Axes) -> bool:
@@ -44,7 +42,7 @@ def exact_first(changes: Sequence[Change], of_sums: Wired, of_gathers: Wired) ->
     def wrong(this: Change, that: Change) -> bool:
         if this.dim == that.dim:
             return False
-        if this.operation in _SUMS and that.operation in _SUMS:
+        if this.operation in SUMS and that.operation in SUMS:
             return is_lossy(of_sums, this.axes) and not is_lossy(of_sums, that.axes)
         if this.operation == that.operation == "all_gather":
             return is_lossy(of_gathers, that.axes) and not is_lossy(of_gathers, this.axes)
@@ -110,7 +108,7 @@ def _with_sum_behind(
 
     def note(operation: str, axes: Axes, size: int) -> None:
         # Exact parts are in the dtype of sums, which the caller knows better.
-        own = 0 if operation in _SUMS else size
+        own = 0 if operation in SUMS else size
         if size and scope.parts(axes) > 1:
             op.moves.append(Move("hold", axes, size, why, operation, own))
 

@@ -55,13 +55,11 @@ class Blocks(NamedTuple):
       indices: for each piece the number of its block; None where each piece is a block.
       count: how many blocks the whole dim has.
       axes: the axes along which other devices have pieces of the same blocks.
-      pmax: the maximum over axes.
     """
 
     indices: Any = None
     count: int = 0
     axes: Axes = ()
-    pmax: Callable = collectives.pmax
 
 
 class LossySums:
@@ -132,7 +130,7 @@ class LossySums:
         lossy = [a for a in axes if a in self._wires]
         runs = self._runs(sorted(lossy, key=lambda a: self._wires[a].name))
         whole = self._parts(last) == 1
-        pieces = _pieces(x, whole, x.shape[-1])
+        pieces = _pieces(x, whole)
         *_, count, width = pieces.shape
         blocks = self._blocks(count, width, whole, last)
         # Chunks are runs of rows. What may be pieces of one block stays in one row.
@@ -157,12 +155,12 @@ class LossySums:
         if exact:
             rows = self._ran("psum_scatter", collectives.psum_scatter, rows, exact, 0)
         rows = rows.astype(jnp.float32)
-        sent = _encoded(rows, _largest(rows, blocks), run.wire)
+        sent = _encoded(rows, self._largest(rows, blocks), run.wire)
         total = self._exchanged(sent, (run.size, -1, *rows.shape[1:]), run)
         dropped = rows - _decoded(sent, rows.shape, run.wire) if keeps else None
         if rest:
             total, _ = self._rows_summed(total, (), rest, blocks)
-        sent = _encoded(total, _largest(total, blocks), run.wire)
+        sent = _encoded(total, self._largest(total, blocks), run.wire)
         if dropped is not None:
             chunk = total - _decoded(sent, total.shape, run.wire)
             start = collectives.position(run.axes) * len(total)
@@ -186,13 +184,13 @@ class LossySums:
                 x = self._ran("psum_scatter", collectives.psum_scatter, x, run.axes, dim + i)
                 x = jnp.squeeze(x, dim + i)
         whole = bool(after) and self._parts(last) == 1
-        pieces = _pieces(x.astype(jnp.float32), whole, x.shape[-1])
+        pieces = _pieces(x.astype(jnp.float32), whole)
         for i, run in enumerate(runs):
             if run.wire is None:
                 continue
             *_, count, width = pieces.shape
             blocks = self._blocks(count, width, whole, last, () if after else runs)
-            largest = _largest(pieces, blocks)
+            largest = self._largest(pieces, blocks)
             # The first run whose sum has not been taken has the position `dim`.
             chunks, largest = jnp.moveaxis(pieces, dim, 0), jnp.moveaxis(largest, dim, 0)
             pieces = self._exchanged(_encoded(chunks, largest, run.wire), chunks.shape, run)
@@ -232,10 +230,21 @@ class LossySums:
                 number = number[..., None] * run.size + jnp.arange(run.size)
         indices = (number[..., None] * count + jnp.arange(count)) * width // BLOCK
         axes = tuple(a for a in axes if self._sizes[a] > 1)
-        return Blocks(indices, -(-size * self._parts(last) // BLOCK), axes, self._noted_pmax)
+        return Blocks(indices, -(-size * self._parts(last) // BLOCK), axes)
 
-    def _noted_pmax(self, x, axes: Axes) -> jax.Array:
-        return self._ran("pmax", collectives.pmax, x, axes)
+    def _largest(self, pieces, blocks: Blocks) -> jax.Array:
+        """For each piece the largest magnitude in its block; infinite if the block has a NaN."""
+        top = jnp.max(jnp.abs(pieces), axis=-1, initial=0)
+        top = jnp.where(jnp.isnan(top), jnp.inf, top)
+        if blocks.indices is None:
+            return top[..., None]
+        axes = collectives.varying(top) | collectives.varying(blocks.indices)
+        shape = (*top.shape[: top.ndim - blocks.indices.ndim], blocks.count)
+        of_blocks = collectives.vary(jnp.zeros(shape, top.dtype), axes)
+        of_blocks = of_blocks.at[..., blocks.indices].max(top)
+        if blocks.axes:
+            of_blocks = self._ran("pmax", collectives.pmax, of_blocks, blocks.axes)
+        return of_blocks[..., blocks.indices][..., None]
 
     def _exchanged(self, sent, shape: tuple[int, ...], run: _Run) -> jax.Array:
         """The sum over a run of this device's chunk of what all devices have.
@@ -253,31 +262,16 @@ class LossySums:
         return total
 
 
-def _pieces(x, whole: bool, size: int) -> jax.Array:
+def _pieces(x, whole: bool) -> jax.Array:
     """`x` with its last position cut in two: the number of a piece, and the place in it.
 
     Args:
       whole: whether there are all elements of the last dim. Then the last piece may be padded.
-      size: how many elements lie along the last position.
     """
+    size = x.shape[-1]
     width = min(size, BLOCK) if whole else math.gcd(size, BLOCK)
     x = jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, -size % width)])
     return x.reshape(*x.shape[:-1], -1, width)
-
-
-def _largest(pieces, blocks: Blocks) -> jax.Array:
-    """For each piece the largest magnitude in its block, which is infinite if that has a NaN."""
-    top = jnp.max(jnp.abs(pieces), axis=-1, initial=0)
-    top = jnp.where(jnp.isnan(top), jnp.inf, top)
-    if blocks.indices is None:
-        return top[..., None]
-    axes = collectives.varying(top) | collectives.varying(blocks.indices)
-    shape = (*top.shape[: top.ndim - blocks.indices.ndim], blocks.count)
-    of_blocks = collectives.vary(jnp.zeros(shape, top.dtype), axes)
-    of_blocks = of_blocks.at[..., blocks.indices].max(top)
-    if blocks.axes:
-        of_blocks = blocks.pmax(of_blocks, blocks.axes)
-    return of_blocks[..., blocks.indices][..., None]
 
 
 def _moved(move: Callable, sent) -> Any:

@@ -21,10 +21,10 @@ from meshdsl.lowering import collectives
 from meshdsl.lowering.derivatives import cast_and_moved, with_derivative_of
 from meshdsl.lowering.moves.turns import Leg, at_home, legs_between, note_closure
 from meshdsl.lowering.scope import IN_ORDER, Orders, Scope, copy_of, with_copy
-from meshdsl.lowering.way import SUMS, Way, Why
+from meshdsl.lowering.way import Way, Why
 from meshdsl.lowering.wires import Wired
 from meshdsl.program.recorder import Op
-from meshdsl.splits.changes import Change, Split
+from meshdsl.splits.changes import SUMS, Change, Split
 from meshdsl.tensor import Dtypes, Placement, Tensor
 
 

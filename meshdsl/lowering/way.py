@@ -21,10 +21,9 @@ from meshdsl.lowering.window_arrays import resized
 from meshdsl.lowering.wires import Wired
 from meshdsl.program.collective import crossed
 from meshdsl.program.recorder import Op
-from meshdsl.splits.changes import Change
+from meshdsl.splits.changes import SUMS, Change
 
 Why = Callable[[Change], str]  # gives the reason of a change, for the record: a rule, most often
-SUMS = ("psum", "psum_scatter")
 
 
 class Way(NamedTuple):

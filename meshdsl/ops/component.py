@@ -20,7 +20,8 @@ from meshdsl import dims as dim_algebra
 from meshdsl.dims import Dims
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering.device_loop import DeviceLoop
-from meshdsl.lowering.law import apply_op, sums_alike
+from meshdsl.lowering.law import apply_op
+from meshdsl.lowering.pending_sums import sums_alike
 from meshdsl.ops.declare import of_x, op
 from meshdsl.tensor import Tensor
 

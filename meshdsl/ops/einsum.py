@@ -20,8 +20,9 @@ from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.lowering import ring_products
 from meshdsl.lowering.device_loop import DeviceLoop
-from meshdsl.lowering.law import apply_op, sums_alike
+from meshdsl.lowering.law import apply_op
 from meshdsl.lowering.moves.move import ByParts
+from meshdsl.lowering.pending_sums import sums_alike
 from meshdsl.ops.component import cast
 from meshdsl.ops.declare import Case, Draw, op
 from meshdsl.tensor import Parameter, Tensor

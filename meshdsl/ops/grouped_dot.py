@@ -300,8 +300,8 @@ def tpu_tile(way: Way, product: str, rows, groups: int, sizes: Any) -> tuple[int
     """
     inner, features = getattr(_TILES.get(way.device_kind, _OTHERS), product)
     inner = inner * 2 // rows.dtype.itemsize
-    most = (min(n, _whole(size, _LANES)) for n, size in zip((inner, features), sizes, strict=True))
-    return tile_rows(way, len(rows), groups), *most
+    most = [min(n, _whole(size, _LANES)) for n, size in zip((inner, features), sizes, strict=True)]
+    return tile_rows(way, len(rows), groups), most[0], most[1]
 
 
 def _whole(count: int, size: int) -> int:

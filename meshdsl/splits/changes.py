@@ -13,6 +13,7 @@ from typing import NamedTuple
 from meshdsl.dims import Dims
 
 Split = tuple[tuple[str, ...], ...]  # for each dim of a tensor the axes that split it, major first
+SUMS = ("psum", "psum_scatter")  # the changes that take a sum
 
 
 class Change(NamedTuple):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -35,9 +36,7 @@ def with_senders(layout: Layout, wired: Wired) -> Layout:
 
 def nothing_dropped(trained: Any, wired: Wired, sizes: Mapping[str, int]) -> dict[str, Tensor]:
     """What is kept before the first step, by the names of parameters: zeros."""
-    count = 1
-    for axis, _ in wired:
-        count *= sizes[axis]
+    count = prod(sizes[axis] for axis, _ in wired)
     return {
         name: Tensor(jnp.zeros((count, *x.array.shape)), (Dim(SENDERS, count), *x.dims))
         for name, x in parameters_by_name(trained).items()

@@ -34,11 +34,11 @@ from meshdsl.program.program import Program
 from meshdsl.tensor import Tensor, is_tensor
 from meshdsl.train import feedback
 from meshdsl.train.adapters import Frozen, Trained
-from meshdsl.train.config import Precision
 from meshdsl.train.muon import InStacks, Lowering
 from meshdsl.train.offload import DEVICE, HOST, check_host_memory, in_memory
 from meshdsl.train.optimizer import average_of
 from meshdsl.train.precision import LossScale, cast, round_at_random
+from meshdsl.train.precision_settings import Precision
 from meshdsl.train.step_gradients import DROPPED, loss_and_gradients_of
 from meshdsl.train.trained import only, together, without
 

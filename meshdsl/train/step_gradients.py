@@ -15,7 +15,7 @@ from meshdsl.lowering.parameter_copies import for_use
 from meshdsl.ops.global_norm import global_norms
 from meshdsl.tensor import is_tensor
 from meshdsl.train.adapters import whole_model
-from meshdsl.train.config import Precision
+from meshdsl.train.precision_settings import Precision
 from meshdsl.train.trained import parameters_by_name
 
 DROPPED = 3  # the position, among the arguments, of what sums in few bits have dropped

@@ -19,8 +19,8 @@ from meshdsl.predict.memory.peak import argument_bytes
 from meshdsl.program import summary
 from meshdsl.tensor import is_tensor
 from meshdsl.train import precision as precision_module
-from meshdsl.train.config import Precision
 from meshdsl.train.offload import check_host_memory
+from meshdsl.train.precision_settings import Precision
 from meshdsl.train.step import TrainStep
 from tests.helpers import dims
 

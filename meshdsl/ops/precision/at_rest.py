@@ -49,7 +49,8 @@ class AtRest(StandIn):
 
     @classmethod
     def tree_unflatten(cls, dtype: Any, children: Any) -> AtRest:
-        return cls(*children, dtype)
+        weight, scale = children
+        return cls(weight, scale, dtype)
 
     @property
     def dtype(self) -> Any:

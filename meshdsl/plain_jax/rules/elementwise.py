@@ -12,7 +12,8 @@ from jax.interpreters import ad
 
 from meshdsl.dims import Dims
 from meshdsl.lowering import collectives
-from meshdsl.lowering.law import apply_op, sums_alike
+from meshdsl.lowering.law import apply_op
+from meshdsl.lowering.pending_sums import sums_alike
 from meshdsl.ops import checkpoint, component
 from meshdsl.plain_jax import gradients
 from meshdsl.plain_jax.evaluate import (
