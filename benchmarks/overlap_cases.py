@@ -113,6 +113,10 @@ GROUPS: dict[str, tuple[str, Options]] = {
         "Scatters over two dims use all links of both.",
         _on(f"{_OFFLOAD}_nd_reduce_scatter"),
     ),
+    "tiles": (
+        "A fused kernel may take 96 of the 128 MiB of fast memory, and products have wider tiles.",
+        {"xla_tpu_scoped_vmem_limit_kib": "98304"},
+    ),
     "recipes": (
         "What tpu-recipes of AI-Hypercomputer adds for a tpu7x.",
         _on(
@@ -144,6 +148,7 @@ SETS = {
     "v6e": (
         *("", "exchange fuse", "offload 2d", "exchange offload 2d"),
         *("exchange offload 2d nd", "exchange offload 2d gathers nd"),
+        "exchange offload 2d gathers nd tiles",
     ),
     "tpu7x": ("", "exchange", *_OVER_3_DIMS),
 }

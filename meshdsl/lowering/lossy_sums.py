@@ -33,6 +33,7 @@ from jax import lax
 from meshdsl.lowering import collectives
 from meshdsl.lowering.collectives import Axes
 from meshdsl.lowering.derivatives import with_derivative_of
+from meshdsl.lowering.magnitudes import largest
 from meshdsl.lowering.wires import BLOCK, WIRES, Wire, Wired
 
 # Called for each collective with its name, its axes, and the bytes of the larger of what goes in
@@ -190,10 +191,10 @@ class LossySums:
                 continue
             *_, count, width = pieces.shape
             blocks = self._blocks(count, width, whole, last, () if after else runs)
-            largest = self._largest(pieces, blocks)
+            top = self._largest(pieces, blocks)
             # The first run whose sum has not been taken has the position `dim`.
-            chunks, largest = jnp.moveaxis(pieces, dim, 0), jnp.moveaxis(largest, dim, 0)
-            pieces = self._exchanged(_encoded(chunks, largest, run.wire), chunks.shape, run)
+            chunks, top = jnp.moveaxis(pieces, dim, 0), jnp.moveaxis(top, dim, 0)
+            pieces = self._exchanged(_encoded(chunks, top, run.wire), chunks.shape, run)
             runs[i] = run._replace(wire=None)
         found = pieces.reshape(*pieces.shape[:-2], -1)
         return found[..., : x.shape[-1]].reshape(*before, part, *after)
@@ -234,8 +235,7 @@ class LossySums:
 
     def _largest(self, pieces, blocks: Blocks) -> jax.Array:
         """For each piece the largest magnitude in its block; infinite if the block has a NaN."""
-        top = jnp.max(jnp.abs(pieces), axis=-1, initial=0)
-        top = jnp.where(jnp.isnan(top), jnp.inf, top)
+        top = largest(pieces, -1)
         if blocks.indices is None:
             return top[..., None]
         axes = collectives.varying(top) | collectives.varying(blocks.indices)
@@ -289,8 +289,8 @@ def _moved(move: Callable, sent) -> Any:
     return jax.tree.map(moved, sent)
 
 
-def _encoded(pieces, largest, wire: Wire) -> Any:
-    return wire.encode(pieces.reshape(-1, pieces.shape[-1]), largest.reshape(-1, 1))
+def _encoded(pieces, top, wire: Wire) -> Any:
+    return wire.encode(pieces.reshape(-1, pieces.shape[-1]), top.reshape(-1, 1))
 
 
 def _decoded(sent, shape: tuple[int, ...], wire: Wire) -> jax.Array:

@@ -18,6 +18,7 @@ from meshdsl.errors import MeshDSLError, nearest, quote
 
 BLOCK = 128  # consecutive elements of the last dim that share what is known of their size
 _SHAPES = (4, BLOCK), (3, 5)  # of blocks with which a wire is tried
+_PARTS_OF_BYTES = {"int2", "uint2", "int4", "uint4", "float4_e2m1fn"}
 
 Wired = tuple[tuple[str, str], ...]  # axes, each with the name of a wire
 
@@ -83,12 +84,17 @@ def _check(where: str, wire: Wire, rows: int, width: int) -> None:
                 f"{where}: `encode` gives an array of shape {leaf.shape} for {rows} rows; each "
                 "array that travels has a position for each row in front"
             )
+        if jnp.dtype(leaf.dtype).name in _PARTS_OF_BYTES:
+            raise MeshDSLError(
+                f"{where}: `encode` gives {leaf.dtype}, and devices send whole bytes; pack several "
+                "numbers into a uint8, or give a dtype of 8 bits"
+            )
     if not jax.tree.leaves(sent):
         raise MeshDSLError(f"{where}: `encode` gives no array that could travel")
     found = jax.eval_shape(lambda sent: wire.decode(sent, width), sent)
     shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", None)
     if (shape, dtype) != ((rows, width), jnp.float32):
-        what = quote(found) if shape is None else f"{dtype} of shape {shape}"
+        what = "no array" if shape is None else f"{dtype} of shape {shape}"
         raise MeshDSLError(
             f"{where}: `decode` gives {what} for what `encode` made of float32 of shape "
             f"{(rows, width)}; it gives float32 of that shape"

@@ -74,6 +74,11 @@ ERRORS = [
         "register_wire: 'other': `encode` gives no array that could travel",
     ),
     (
+        lambda: md.register_wire("other", lambda x, largest: x.astype("int4"), same),
+        "register_wire: 'other': `encode` gives int4, and devices send whole bytes; pack several "
+        "numbers into a uint8, or give a dtype of 8 bits",
+    ),
+    (
         lambda: md.register_wire("other", lambda x, largest: largest, same),
         "register_wire: 'other': `decode` gives float32 of shape (4, 1) for what `encode` made of "
         "float32 of shape (4, 128); it gives float32 of that shape",
@@ -85,7 +90,7 @@ ERRORS = [
     ),
     (
         lambda: md.register_wire("other", lambda x, largest: (x, x), same),
-        "register_wire: 'other': `decode` gives of type tuple for",
+        "register_wire: 'other': `decode` gives no array for what `encode` made of float32",
     ),
     (lambda: md.value_and_grad(lambda w: w * 2)(W), "value_and_grad … not [a=4, b=8] … md.mean"),
     (

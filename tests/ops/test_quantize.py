@@ -165,6 +165,17 @@ def test_bfloat16_holds_what_the_formats_have():
         np.testing.assert_array_equal(values.array, values.array.astype(dtype).astype(x.dtype))
 
 
+@pytest.mark.parametrize("rules", ["one", "features", "tensor, sequence and fsdp"])
+@FORMATS
+def test_nan_is_seen_where_features_are_split(name, rules):
+    """Of a maximum over devices some leave out what is NaN, and int8 has nothing for it."""
+    fn = lambda x: md.quantized_dot(x, UP, name)
+    run = md.lower(fn, LAYOUTS[rules]) if rules in LAYOUTS else jax.jit(fn)
+    for feature in (0, 5, 15):
+        y = run(X.replace(array=X.array.at[1, 2, feature].set(jnp.nan))).array
+        assert np.isnan(y[1, 2]).all() and np.isfinite(y).sum() == y.size - F.size
+
+
 def test_nan_is_not_hidden():
     array = X.array.at[0, 0, 0].set(jnp.nan).at[1, 1, 1].set(jnp.inf)
     y = md.quantized_dot(X.replace(array=array), UP).array

@@ -16,8 +16,10 @@ from jax import lax
 
 from meshdsl.dims import Dim, Dims
 from meshdsl.errors import MeshDSLError
+from meshdsl.lowering.magnitudes import largest
 from meshdsl.lowering.moves.move import NATURAL
 from meshdsl.lowering.scope import Scope
+from meshdsl.ops.arrays import padded
 
 
 def blocks_of(dim: Dim, block: int) -> Dim:
@@ -54,19 +56,12 @@ def check_uncut(
             )
 
 
-def largest_of(magnitudes, position: int, block: int) -> jax.Array:
-    """The largest magnitude in each block along a position, in float32; NaN where one is NaN.
-
-    Whole numbers are compared, which are in the order of the magnitudes that have their bits: of
-    floats the compiler for CPUs may leave out what is NaN.
-    """
-    bits = lax.bitcast_convert_type(magnitudes.astype(jnp.float32), jnp.int32)
-    size = bits.shape[position]
-    count = -(-size // block)
-    widths = [(0, count * block - size if i == position else 0) for i in range(bits.ndim)]
-    shape = (*bits.shape[:position], count, block, *bits.shape[position + 1 :])
-    largest = jnp.max(jnp.pad(bits, widths).reshape(shape), position + 1, initial=0)
-    return lax.bitcast_convert_type(largest, jnp.float32)
+def largest_of(x, position: int, block: int) -> jax.Array:
+    """The largest magnitude in each block along a position, see `magnitudes.largest`."""
+    count = -(-x.shape[position] // block)
+    x = padded(x, position, count * block)
+    shape = (*x.shape[:position], count, block, *x.shape[position + 1 :])
+    return largest(x.reshape(shape), position + 1)
 
 
 def spread(scale, position: int, block: int, size: int) -> jax.Array:

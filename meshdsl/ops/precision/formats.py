@@ -159,7 +159,8 @@ def recipe(where: str, name) -> Recipe:
     if name not in RECIPES:
         known = ", ".join(map(repr, RECIPES))
         raise MeshDSLError(
-            f"{where}: the format is one of {known}, not {quote(name)}{nearest(str(name), RECIPES)}"
+            f"{where}: the format is one of {known}, not {quote(name)}"
+            f"{nearest(str(name), RECIPES, far='')}"
         )
     return RECIPES[name]
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.dims import Dim, Dims, without
-from meshdsl.lowering import collectives
+from meshdsl.lowering import collectives, magnitudes
 from meshdsl.lowering.device_loop import DeviceLoop
 from meshdsl.ops import grouped_dot
 from meshdsl.ops.grouped_dot import Way
@@ -183,7 +183,7 @@ def _rounded_rows(at: DeviceLoop, rows, over: Dim, format: Format, largest: floa
     if largest is not None:
         scale = jnp.float32(largest / format.bound)
     else:
-        top = jnp.max(jnp.abs(rows), axis=1, keepdims=True, initial=0)
+        top = magnitudes.largest(rows, 1, keepdims=True)
         scale = scale_of(at.pmax(top, over), format)
     return rounded(rows, scale, format, rows.dtype).astype(format.dtype), scale
 

@@ -40,6 +40,7 @@ from meshdsl.dims import Dim, Dims, without
 from meshdsl.errors import MeshDSLError
 from meshdsl.lowering import collectives
 from meshdsl.lowering.device_loop import DeviceLoop
+from meshdsl.lowering.magnitudes import largest
 from meshdsl.ops import threefry
 from meshdsl.ops.component import align
 from meshdsl.ops.precision import scaled
@@ -256,26 +257,26 @@ def _quantized(product: Product, g, over: Dims, chance: Chance) -> Numbers:
     """The values of a gradient of the result in the dtype of the format, and their scales."""
     at, dims, recipe = product.at, product.out, product.recipe
     format = recipe.gradient
-    scale, of_each = scales(at, jnp.abs(g), dims, over, format, recipe.block)
+    scale, of_each = scales(at, g, dims, over, format, recipe.block)
     values = rounded(g, of_each, format, g.dtype, chance())
     return Numbers(values.astype(format.dtype), scale)
 
 
-def scales(at: DeviceLoop, magnitudes, dims: Dims, over: Dims, format: Format, block: int) -> tuple:
-    """The scales of an array with `dims`, and the same in a shape that broadcasts against it.
+def scales(at: DeviceLoop, x, dims: Dims, over: Dims, format: Format, block: int) -> tuple:
+    """The scales of an array `x` with `dims`, and the same in a shape that broadcasts against it.
 
     A scale is that of all elements along `over`; or, for a `block`, of a block along the last of
     `over`, for each index of the others.
     """
     positions = tuple(dims.index(d) for d in over)
     if not block:
-        top = at.pmax(jnp.max(magnitudes, positions, initial=0), over)
+        top = at.pmax(largest(x, positions), over)
         scale = scale_of(top, format)
         return scale, align(scale, without(dims, over), dims)
-    last, size = positions[-1], magnitudes.shape[positions[-1]]
-    top, of_row = largest_of(magnitudes, last, block), None
+    last, size = positions[-1], x.shape[positions[-1]]
+    top, of_row = largest_of(x, last, block), None
     if format.scales is not None:
-        of_row = at.pmax(jnp.max(top, positions, keepdims=True, initial=0), over)
+        of_row = at.pmax(largest(top, positions, keepdims=True), over)
     scale = block_scale(top, of_row, format)
     return scale, spread(scale, last, block, size)
 

@@ -273,7 +273,7 @@ def quantized(
         if largest is not None:
             return rounded(array, fixed, format, dtype), fixed
         array = array if gradient else jax.lax.stop_gradient(array)
-        used = jnp.abs(jax.lax.stop_gradient(array).astype(dtype))
+        used = jax.lax.stop_gradient(array).astype(dtype)
         scale, of_each = scales(at, used, x.dims, over, format, block)
         return rounded(array, of_each, format, dtype), scale
 
