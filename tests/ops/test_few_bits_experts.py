@@ -87,10 +87,10 @@ def test_every_kernel_gives_the_same(way, name, transposed):
     if transposed:
         values = md.transpose(values, ("groups", "o", "i"))
         how = how._replace(dims=values.dims)
-    matrices = how.of([values.array, scale.array])
+    matrices = how.matrices(values.array, scale.array)
 
     def products(way, rows, values):
-        given = how.of([values, scale.array])
+        given = how.matrices(values, scale.array)
         result = grouped.dot(DeviceLoop({}), way, transposed, rows, given, starts, of_rows)
         return jnp.sum(jnp.sin(result)), result
 
@@ -109,7 +109,7 @@ def test_every_kernel_gives_the_same(way, name, transposed):
 def test_matrices_are_those_numbers_to_everything_else():
     _, w, *_ = _operands()
     (values, scale), how = grouped.in_few_bits(w, w.dims[0], RECIPES["int8"], None)
-    matrices = how.of([values.array, scale.array])
+    matrices = how.matrices(values.array, scale.array)
     expected = md.dequantize(values, scale).array
     np.testing.assert_array_equal(jnp.asarray(matrices), expected)
     np.testing.assert_array_equal(matrices.swapaxes(1, 2), expected.swapaxes(1, 2))

@@ -99,12 +99,12 @@ class FewBits(StandIn):
         each = [
             grouped.in_few_bits(p.weight, found[0], p.recipe, p.largest)
             if isinstance(p, FewBits)
-            else ((as_tensor(p),), grouped.Given(1))
+            else ((as_tensor(p),), None)
             for p in given["parameters"]
         ]
         tensors = tuple(t for some, _ in each for t in some)
         given = {name: as_tensor(x) for name, x in given.items() if name != "parameters"}
-        given["fn"] = grouped.joined(given["fn"], [how for _, how in each])
+        given["fn"] = grouped.joined(given["fn"], each)
         return op(**given, parameters=tensors)
 
     ways = MappingProxyType(

@@ -31,6 +31,28 @@ from meshdsl.tensor import Tensor
 _NATIVE = {"int8": ("TPU v5 lite", "TPU v5", "TPU v6 lite"), "fp8": ("TPU7x",)}
 
 
+class How(NamedTuple):
+    """How the matrices of experts are multiplied.
+
+    Attributes:
+      dims: theirs, with the experts in front.
+      ins: the dim that products sum over.
+      recipe: the formats.
+      largest: the largest magnitude of what is multiplied; None: it is found each time.
+    """
+
+    dims: Dims
+    ins: Dim
+    recipe: Recipe
+    largest: float | None
+
+    def matrices(self, values, scale: Any = None) -> Matrices:
+        """The matrices of these arrays; those of a stated `largest` have no array of scales."""
+        if self.largest is not None:
+            scale = jnp.float32(self.largest / self.recipe.forward.bound)
+        return Matrices(values, scale, self)
+
+
 class Matrices:
     """The matrices of experts in few bits, as the function of `md.routed` gets them.
 
@@ -40,15 +62,13 @@ class Matrices:
     Attributes:
       values: [experts, ...], in a dtype in which they are exact.
       scale: [experts, outs] in float32, or a number.
-      dims: of the values; `ins` is the one that products sum over.
     """
 
-    def __init__(self, values, scale, dims: Dims, ins: Dim, recipe: Recipe, largest: float | None):
-        self.values, self.scale = values, scale
-        self.dims, self.ins, self.recipe, self.largest = dims, ins, recipe, largest
+    def __init__(self, values, scale, how: How):
+        self.values, self.scale, self.how = values, scale, how
 
     def __jax_array__(self) -> jax.Array:
-        at = self.dims.index(self.ins)
+        at = self.how.dims.index(self.how.ins)
         scale = jnp.expand_dims(self.scale, at) if self.scale.ndim else self.scale
         return stands_for(self.values, scale)
 
@@ -59,32 +79,13 @@ class Matrices:
 
     def sums(self, transposed: bool) -> bool:
         """Whether `groups.dot(rows, self, transposed=transposed)` sums over `ins`."""
-        return self.dims[2 if transposed else 1] == self.ins
+        return self.how.dims[2 if transposed else 1] == self.how.ins
 
 
-class Given(NamedTuple):
-    """What a parameter of `md.routed` is replaced by: `count` Tensors of one matrix in few bits."""
-
-    count: int
-    dims: Dims = ()
-    ins: Dim | None = None
-    recipe: Recipe | None = None
-    largest: float | None = None
-
-    def of(self, arrays: Sequence) -> Any:
-        """The matrices of these arrays; of an ordinary parameter, its array."""
-        if self.recipe is None or self.ins is None:
-            return arrays[0]
-        scale = (
-            arrays[1]
-            if self.largest is None
-            else jnp.float32(self.largest / self.recipe.forward.bound)
-        )
-        return Matrices(arrays[0], scale, self.dims, self.ins, self.recipe, self.largest)
-
-
-def in_few_bits(weight: Tensor, experts: Dim, recipe: Recipe, largest: float | None):
-    """The Tensors that stand for a parameter of `md.routed`, and how `Given` makes it of them.
+def in_few_bits(
+    weight: Tensor, experts: Dim, recipe: Recipe, largest: float | None
+) -> tuple[tuple[Tensor, ...], How | None]:
+    """The Tensors that stand for a parameter of `md.routed`, and how they are multiplied.
 
     It stays as it is unless it has matrices, by its role, that are not too long for the format; and
     in a format with blocks.
@@ -94,18 +95,21 @@ def in_few_bits(weight: Tensor, experts: Dim, recipe: Recipe, largest: float | N
     matrices = experts in weight.dims and len(others) == 2 and len(ins) == 1 and ins[0] in others
     longest = min(recipe.forward.longest, recipe.gradient.longest)
     if recipe.block or not matrices or not weight.size or max(d.size for d in others) > longest:
-        return (weight,), Given(1)
+        return (weight,), None
     values, scale = quantized(weight, tuple(ins), recipe, largest, at_rest=True)
     tensors = (values, scale) if largest is None else (values,)
-    return tensors, Given(len(tensors), (experts, *others), ins[0], recipe, largest)
+    return tensors, How((experts, *others), ins[0], recipe, largest)
 
 
-def joined(fn: Callable, given: Sequence[Given]) -> Callable:
+def joined(fn: Callable, given: Sequence[tuple[tuple[Tensor, ...], How | None]]) -> Callable:
     """`fn`, called with the arrays of all Tensors that stand for its parameters."""
 
     def called(groups, rows, *arrays):
-        left = iter(arrays)
-        return fn(groups, rows, *[one.of([next(left) for _ in range(one.count)]) for one in given])
+        left, found = iter(arrays), []
+        for tensors, how in given:
+            own = [next(left) for _ in tensors]
+            found.append(how.matrices(*own) if how else own[0])
+        return fn(groups, rows, *found)
 
     return called
 
@@ -116,16 +120,14 @@ class Product(NamedTuple):
     Attributes:
       way: of the products of groups.
       transposed: whether matrices are [experts, outs, ins].
-      ins, outs: the dims that the product sums over, and that it gives.
+      outs: the dim that it gives.
       at: the loop of the op.
     """
 
     way: Way
     transposed: bool
-    ins: Dim
+    how: How
     outs: Dim
-    recipe: Recipe
-    largest: float | None
     at: DeviceLoop
 
 
@@ -135,13 +137,13 @@ def dot(at: DeviceLoop, way: Way, transposed: bool, rows, matrices: Matrices, st
     Args:
       of_rows: for each row the number of its group; how many there are, for none.
     """
-    (outs,) = without(matrices.dims[1:], (matrices.ins,))
-    if matrices.largest is None:
-        at.note_move("pmax", matrices.ins, len(rows) * 4)
+    how = matrices.how
+    (outs,) = without(how.dims[1:], (how.ins,))
+    if how.largest is None:
+        at.note_move("pmax", how.ins, len(rows) * 4)
     at.note_move("hold", outs, len(rows) * 4, backward="pmax")
-    how = matrices.ins, outs, matrices.recipe, matrices.largest
     arrays = rows, matrices.values, matrices.scale, starts, of_rows
-    product = Product(way, transposed, *how, at.aside)
+    product = Product(way, transposed, how, outs, at.aside)
     result: Any = _multiplied(product, *collectives.vary_together(arrays))
     return result
 
@@ -153,8 +155,8 @@ def _multiplied(product: Product, rows, values, scale, starts, of_rows):
 
 def _forward(product: Product, rows, values, scale, starts, of_rows):
     rows, values, scale = has_no_derivative((rows, values, scale))
-    format, largest = product.recipe.forward, product.largest
-    own, own_scale = _rounded_rows(product.at, rows, product.ins, format, largest)
+    how, format = product.how, product.how.recipe.forward
+    own, own_scale = _rounded_rows(product.at, rows, how.ins, format, how.largest)
     low = values.astype(format.dtype)
     total = _summed(product, product.transposed, own, low, starts, format)
     total = total * own_scale * _of_rows(product.way, scale, of_rows)
@@ -165,7 +167,7 @@ def _forward(product: Product, rows, values, scale, starts, of_rows):
 def _backward(product: Product, kept, g):
     own, own_scale, low, scale, starts, of_rows, like = kept
     g = has_no_derivative(g)
-    format = product.recipe.gradient
+    format = product.how.recipe.gradient
     wide = g.astype(jnp.float32) * _of_rows(product.way, scale, of_rows)
     slope, slope_scale = _rounded_rows(product.at, wide, product.outs, format)
     of_x = _summed(product, not product.transposed, slope, low, starts, format) * slope_scale
@@ -204,7 +206,7 @@ def _summed(product: Product, transposed: bool, rows, values, starts, format: Fo
     way = product.way
     if way.kernel == "blocks":
         dtype = sums = format.sums  # in which sums of whole numbers are exact
-    elif way.kernel == "megablox" and way.device_kind in _NATIVE.get(product.recipe.name, ()):
+    elif way.kernel == "megablox" and way.device_kind in _NATIVE.get(product.how.recipe.name, ()):
         dtype, sums = rows.dtype, format.sums
     else:
         dtype, sums = jnp.bfloat16, jnp.float32
