@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -206,7 +207,7 @@ def test_a_gathered_stack_that_goes_unchanged_into_another_is_copied_in_each_tur
     def function(weights):
         if gathered:
             weights = lax.all_gather(weights, "data", axis=1, tiled=True)
-        named = jax.ad_checkpoint.checkpoint_name  # so that JAX does not see that nothing changes
+        named = checkpoint_name  # so that JAX does not see that nothing changes
         return lax.scan(lambda c, w: (c + jnp.sum(w), named(w, "w")), jnp.float32(0), weights)
 
     split = P(None, "data") if gathered else P()
