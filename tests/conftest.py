@@ -8,16 +8,15 @@ from importlib.metadata import version
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Virtual devices as meshdsl asks for them: else one may wait for another for good.
-flags = [os.environ.get("XLA_FLAGS", ""), "--xla_cpu_enable_concurrency_optimized_scheduler=false"]
 # Most programs of the tests run once, here and in the processes that tests start, so the time of a
 # test is that of the compiler. The nightly profile compiles as users do.
 if not NIGHTLY:
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     # jax 0.10 has a second way to compile fused loops for a CPU, which takes a third of the time.
     if version("jaxlib").startswith("0.10."):
-        flags += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
-os.environ["XLA_FLAGS"] = " ".join(flags).strip()
+        flags = os.environ.get("XLA_FLAGS", "")
+        fast = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+        os.environ["XLA_FLAGS"] = f"{flags} {fast}".strip()
 
 import jax
 import numpy as np

@@ -12,7 +12,6 @@ import os
 from jax.sharding import Mesh
 
 from meshdsl.errors import MeshDSLError
-from meshdsl.predict.compiler.options import add_flag
 
 FLAG = "--xla_gpu_deterministic_ops=true"
 _VARIABLE = "XLA_FLAGS"
@@ -20,7 +19,9 @@ _VARIABLE = "XLA_FLAGS"
 
 def ask_for_determinism() -> None:
     """Tell the compiler; before JAX makes its devices."""
-    add_flag(FLAG)
+    flags = os.environ.get(_VARIABLE, "")
+    if FLAG not in flags.split():
+        os.environ[_VARIABLE] = f"{flags} {FLAG}".strip()
 
 
 def check_deterministic(mesh: Mesh, executable: bool) -> None:

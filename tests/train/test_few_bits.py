@@ -196,7 +196,7 @@ def test_explain_says_so(capsys):
     only(
         ["fsdp-tensor"],
         "fsdp-tensor pipeline-fsdp zero1 zero2 fsdp-once fsdp-sequence hybrid-fsdp tensor ulysses "
-        "context sequence pipeline pipeline-rounds pipeline-tensor".split(),
+        "context sequence pipeline pipeline-rounds".split(),  # pipeline-tensor: docs/from-python.md
     ),
 )
 def test_the_first_step_is_that_of_one_device(layout):

@@ -6,7 +6,6 @@ was compiled ahead is what runs. docs/compile.md says how each set was chosen.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -18,18 +17,6 @@ from meshdsl.machine import Chip, chip_of
 
 # TPU compilers take both spellings of a truth value, GPU compilers only the second.
 _SPELLED = {"true": "True", "false": "False"}
-
-
-# By default the compiler for CPUs starts collectives that do not depend on each other in any order:
-# where some stand in a loop and others beside it, two devices may wait for each other for good.
-IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
-
-
-def add_flag(flag: str) -> None:
-    """Add a flag to `XLA_FLAGS`, which count for this process if JAX has not made its devices."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if flag not in flags.split():
-        os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
 
 
 def default_options(mesh: Any, chip: Chip | None = None) -> dict[str, str]:

@@ -16,7 +16,6 @@ from jax.experimental import topologies
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.machine import Target
-from meshdsl.predict.compiler.options import IN_ORDER, add_flag
 
 # Any host will do: what is compiled for is named by the topology. Processes that hold no TPU may
 # load libtpu at the same time.
@@ -85,12 +84,10 @@ def target_devices(target: Target) -> _Devices:
 
 
 def ask_for_virtual(number: int) -> None:
-    """Ask JAX for `number` virtual CPU devices, that start their collectives in one order.
+    """Ask JAX for `number` virtual CPU devices.
 
     Where JAX has made its devices already this does nothing; the caller sees how many there are.
     """
-    if number > 1:
-        add_flag(IN_ORDER)
     with suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", number)
 

@@ -1,6 +1,5 @@
 """The options that training and compiling share."""
 
-import os
 from dataclasses import dataclass, replace
 
 import jax
@@ -11,8 +10,7 @@ from jax.sharding import Mesh
 import meshdsl as md
 from meshdsl.machine import chips
 from meshdsl.mesh import abstract_mesh
-from meshdsl.predict.compiler.options import IN_ORDER, default_options, parse_options
-from meshdsl.predict.compiler.topology import ask_for_virtual
+from meshdsl.predict.compiler.options import default_options, parse_options
 
 
 def test_cpus_and_meshes_without_devices_get_none():
@@ -54,12 +52,3 @@ def test_options_are_given_as_key_and_value():
     assert parse_options(["xla_a=true", "xla_b=a=b"]) == {"xla_a": "True", "xla_b": "a=b"}
     with pytest.raises(md.MeshDSLError, match="option `xla_a`: expected KEY=VALUE, for example"):
         parse_options(["xla_a"])
-
-
-def test_virtual_devices_start_their_collectives_in_one_order(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
-    ask_for_virtual(1)
-    assert os.environ["XLA_FLAGS"] == "--xla_a=1"
-    for _ in range(2):
-        ask_for_virtual(8)
-    assert os.environ["XLA_FLAGS"] == f"--xla_a=1 {IN_ORDER}"
