@@ -17,7 +17,8 @@ def compiled(
     """What the compiler says of the program that `lower` makes.
 
     Args:
-      kept: a path without suffix. If the answer is there it is read, else it is written there.
+      kept: a path without suffix. If the answer for these options is there it is read, else it
+        is written there.
       options: of the compiler.
 
     Returns:
@@ -26,7 +27,9 @@ def compiled(
     """
     if kept and kept.with_suffix(".json").exists():
         found = json.loads(kept.with_suffix(".json").read_text())
-        return found if "error" in found else found | {"text": kept.with_suffix(".txt").read_text()}
+        if found.get("options", {}) == dict(options):
+            text = kept.with_suffix(".txt").read_text()
+            return found | ({"text": text} if text else {})
     lowered = lower()
     start = time.perf_counter()
     try:
@@ -40,7 +43,7 @@ def compiled(
             "temporaries": m.temp_size_in_bytes,
             "peak": m.peak_memory_in_bytes,
         }
-    found["seconds"] = time.perf_counter() - start
+    found |= {"seconds": time.perf_counter() - start, "options": dict(options)}
     if kept:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.with_suffix(".txt").write_text(text)

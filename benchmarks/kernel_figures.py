@@ -31,6 +31,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,21 +122,25 @@ def unfused_figures(name: str, number: int) -> dict[str, float]:
     return found
 
 
-def read(chip: str, number: int) -> list[Seen]:
-    """The kernels of so many programs of each kind, compiled or as the compiler said before."""
+def read(chip: Chip, number: int) -> list[Seen]:
+    """The kernels of so many programs of each kind, compiled or as the compiler said before.
+
+    The options are those of the chip, as in training.
+    """
     kinds: dict[str, Callable[[str, int], Any]] = {"products": products, "step": step}
     found = []
     for i in range(number):
         for kind, lower in kinds.items():
             name = f"{kind}-{i}"
+            kept = KEPT / chip.name / name
             try:
-                got = compiled(KEPT / chip / name, lambda lower=lower, i=i: lower(chip, i), {})
+                got = compiled(kept, partial(lower, chip.name, i), chip.options)
             except MeshDSLError as error:
-                print(f"{chip} {name}: {error}", file=sys.stderr)
+                print(f"{chip.name} {name}: {error}", file=sys.stderr)
                 continue
             if "error" not in got:
-                found += seen_kernels(got["text"], name, find_target(TARGETS[chip]).chip)
-            print(f"{chip} {name}: {len(found)} kernels", file=sys.stderr, flush=True)
+                found += seen_kernels(got["text"], name, chip)
+            print(f"{chip.name} {name}: {len(found)} kernels", file=sys.stderr, flush=True)
     return found
 
 
@@ -277,7 +282,7 @@ def main() -> None:
     rows = [["chip", "kernels", *_FIGURES, "product", "pass"]]
     for name in given.chips:
         chip = find_target(TARGETS[name]).chip
-        seen = [one for one in read(name, given.programs) if one.seconds >= _LEAST]
+        seen = [one for one in read(chip, given.programs) if one.seconds >= _LEAST]
         found, missed = fitted(chip, seen), residuals(chip, seen)
         found = replace(found, **unfused_figures(name, given.programs))
         known = {kind: deviation for kind, (deviation, _) in missed.items()}

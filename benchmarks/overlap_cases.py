@@ -113,7 +113,15 @@ GROUPS: dict[str, tuple[str, Options]] = {
         "Scatters over two dims use all links of both.",
         _on(f"{_OFFLOAD}_nd_reduce_scatter"),
     ),
-    "tiles": (
+    "tiles32": (
+        "A fused kernel may take 32 MiB of fast memory, and products have wider tiles.",
+        {"xla_tpu_scoped_vmem_limit_kib": "32768"},
+    ),
+    "tiles60": (
+        "A fused kernel may take 60 of the 64 MiB of fast memory, and products have wider tiles.",
+        {"xla_tpu_scoped_vmem_limit_kib": "61440"},
+    ),
+    "tiles96": (
         "A fused kernel may take 96 of the 128 MiB of fast memory, and products have wider tiles.",
         {"xla_tpu_scoped_vmem_limit_kib": "98304"},
     ),
@@ -144,13 +152,14 @@ SETS = {
     "v5p": (
         *("", "exchange fuse", "offload 2d 3d gathers", "exchange offload"),
         *("exchange offload 2d", *_OVER_3_DIMS, f"{_OVER_3_DIMS[-1]} recipes"),
+        *(f"{names} tiles32" for names in _OVER_3_DIMS),
     ),
     "v6e": (
         *("", "exchange fuse", "offload 2d", "exchange offload 2d"),
         *("exchange offload 2d nd", "exchange offload 2d gathers nd"),
-        "exchange offload 2d gathers nd tiles",
+        "exchange offload 2d gathers nd tiles96",
     ),
-    "tpu7x": ("", "exchange", *_OVER_3_DIMS),
+    "tpu7x": ("", "exchange", *_OVER_3_DIMS, *(f"{names} tiles60" for names in _OVER_3_DIMS)),
 }
 
 
