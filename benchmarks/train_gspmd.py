@@ -259,7 +259,8 @@ def compare(
     target_name, sizes, batch = CASES[layout_name]
     target, layout = find_target(target_name), find_layout(layout_name)
     mesh = md.make_mesh(sizes, target_devices(target))
-    off = dict.fromkeys(default_options(mesh), "false")  # meshdsl's own step has them on
+    # Meshdsl's own step has them on.
+    off = dict.fromkeys((k for k, v in default_options(mesh).items() if v == "True"), "false")
     options = default_options(mesh) if options is None else options
     config = override(Config(), settings, batch=batch, **model_values("llama3-8b"))
     rows = [

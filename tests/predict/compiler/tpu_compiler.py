@@ -94,7 +94,9 @@ def asked(name: str) -> list[Collective]:
 
 def compiled(target: str, name: str) -> list[Collective]:
     made, args = step(name, target_devices(find_target(target)))
-    off = dict.fromkeys(default_options(made.mesh), "false")  # what the compiler does of itself
+    # What the compiler does of itself: all that is switched on is switched off.
+    on = (key for key, value in default_options(made.mesh).items() if value == "True")
+    off = dict.fromkeys(on, "false")
     return from_hlo(made.lower(*args).compile(compiler_options=off).as_text(), made.mesh)
 
 
