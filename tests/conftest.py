@@ -5,7 +5,7 @@ import itertools
 import os
 from importlib.metadata import version
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+from tests.nightly import NIGHTLY
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most programs of the tests run once, here and in the processes that tests start, so the time of a

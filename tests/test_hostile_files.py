@@ -8,7 +8,6 @@ memory. 300 changes by default, 10,000 with HYPOTHESIS_PROFILE=nightly.
 
 import gzip
 import json
-import os
 import random
 import re
 import resource
@@ -42,12 +41,12 @@ from meshdsl.train.published import published_settings
 from meshdsl.train.settings import override
 from meshdsl.train.settings import read as read_settings
 from meshdsl.train.watch.curves import panels, read_runs
+from tests.nightly import NIGHTLY
 from tests.train.checkpoints.states import ONE, make_state, opened
 from tests.train.checkpoints.states import saved as saved_states
 from tests.train.data.common import save_tokenizer, write_table, write_tokens
 from tests.train.data.test_images import png
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 CHANGES = 10_000 if NIGHTLY else 300
 ROOT = Path(__file__).parents[1]
 WORDS = {

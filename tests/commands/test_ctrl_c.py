@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.nightly import nightly
 from tests.train.common import TINY
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 INTERRUPTED = "meshdsl: interrupted; nothing more was saved\n"
 SMALL = [
     *TINY,
@@ -159,7 +159,7 @@ def test_ctrl_c_with_the_last_step_is_heard_too(start, tmp_path):
     assert "sample:" not in printed and (tmp_path / "run" / "checkpoints" / "3").is_dir()
 
 
-@pytest.mark.skipif(not NIGHTLY, reason="takes minutes; HYPOTHESIS_PROFILE=nightly runs it")
+@nightly
 @pytest.mark.parametrize(("processes", "steps", "signals"), [(1, 4000, 40), (2, 300, 20)])
 def test_none_is_lost_at_random_moments(start, tmp_path, processes, steps, signals):
     seed = random.SystemRandom().randrange(1 << 30)

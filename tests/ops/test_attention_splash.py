@@ -12,6 +12,7 @@ from meshdsl.predict.compiler import instruction_time
 from meshdsl.predict.compiler.hlo_text import Module
 from meshdsl.predict.compiler.topology import target_devices
 from tests.helpers import assert_equal, assert_same, layout, only, with_gradients
+from tests.nightly import nightly
 from tests.ops.attention_operands import GROUP, HEADS, RING, beside, blocks_and, operands
 
 BOTH = {"x": 2, "y": 2}
@@ -153,7 +154,9 @@ def test_splash_compiles_for_tpu():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("features", [128, 192, 512])
+@pytest.mark.parametrize(
+    "features", [pytest.param(128, marks=nightly), 192, pytest.param(512, marks=nightly)]
+)
 def test_blocks_of_wide_heads_fit_the_memory_of_a_kernel(features):
     pytest.importorskip("libtpu")
     mesh = md.make_mesh({"x": 4}, target_devices(find_target("v5p:2x2x1")))

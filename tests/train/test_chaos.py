@@ -17,8 +17,9 @@ import pytest
 
 from meshdsl.train.checkpoints.folders import saved_steps
 from meshdsl.train.checkpoints.saved_arrays import verify
+from tests.nightly import NIGHTLY
 from tests.train.common import losses, train
-from tests.train.test_kill_matrix import NIGHTLY, TINY, environment, members
+from tests.train.test_kill_matrix import TINY, environment, members
 
 SCHEDULE = ["kill 0", "pause 1", "kill the restored 1"]
 PAUSE = 4.0  # seconds, which is less than a process is waited for

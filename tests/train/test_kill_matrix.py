@@ -24,9 +24,9 @@ import pytest
 
 from meshdsl.train.checkpoints import folders
 from meshdsl.train.checkpoints.saved_arrays import verify
+from tests.nightly import NIGHTLY
 from tests.train.common import SHORT, losses
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 TINY = [*SHORT, "checkpoint.every=1", "checkpoint.keep=2"]
 KILLS = 20 if NIGHTLY else 4
 STEPS = 8 * KILLS

@@ -1,5 +1,6 @@
 """What of a model is trained: frozen parameters, and groups with settings of their own."""
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -121,6 +122,7 @@ SETTINGS = (
 )
 
 
+@cache
 def steps(layout: str, *settings: str, count: int = 2) -> list[tuple[float, float]]:
     """The loss and the gradient's norm of each of the first steps of a tiny job."""
     job = tiny_job(layout, *settings)

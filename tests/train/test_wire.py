@@ -1,6 +1,7 @@
 """Training with gradients that are sent in few bits over some axes: `precision.wire`."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -55,6 +56,11 @@ def gradients(job: Job) -> dict[str, md.Tensor]:
     return parameters_by_name(jax.jit(job.step.gradients)(state, batch_of(job)))
 
 
+@cache
+def of_one_device(settings: tuple[str, ...]) -> dict[str, md.Tensor]:
+    return gradients(tiny_job("single", *settings))
+
+
 @pytest.fixture
 def early(tmp_path):
     """The file of a layout: a pipeline that goes back early."""
@@ -69,13 +75,12 @@ def test_gradients_are_nearly_those_of_exact_sums(name, early):
     """Of a block, int8 drops up to 1/255 of its largest number, once or twice."""
     layout, axis, more = CASES[name]
     layout = early if layout == "early" else layout
-    found, exact = (
-        gradients(tiny_job(layout, *more, *wire)) for wire in ([f"precision.wire.{axis}=int8"], [])
-    )
+    found = gradients(tiny_job(layout, *more, f"precision.wire.{axis}=int8"))
+    exact = of_one_device(more)
     changed = 0
     for key, wanted in exact.items():
         gap = distance(found[key].array, wanted.array, floor=1e-30)
-        assert gap < 0.05 if len(wanted.dims) > 1 else gap < 1e-6, (key, gap)
+        assert gap < 0.05 if len(wanted.dims) > 1 else gap < 1e-5, (key, gap)
         changed += gap > 1e-4
     assert changed >= sum(len(x.dims) > 1 for x in exact.values()) // 2, changed
 
