@@ -27,7 +27,8 @@ from meshdsl.lowering import collectives
 from meshdsl.program.jaxpr import body_of, sub_jaxprs
 from meshdsl.program.name_stacks import Stated, flops_scope
 
-_OPAQUE = Primitive("local_kernel")
+OPAQUE = "local_kernel"
+_OPAQUE = Primitive(OPAQUE)
 _OPAQUE.multiple_results = True
 
 

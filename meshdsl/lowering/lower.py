@@ -22,6 +22,7 @@ from meshdsl.errors import LEAKED, MeshDSLError, quote
 from meshdsl.layout import Layout
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.leaf_check import check_parts
+from meshdsl.lowering.mapped import mappable
 from meshdsl.lowering.scope import IN_ORDER, Scope, check_alike, common
 from meshdsl.lowering.shardings import level_of, levels_of, partition_spec, shardings
 from meshdsl.mesh import device_kind_of, make_mesh, platform_of
@@ -202,7 +203,8 @@ class Lowered:
         closed = inlined.trace(*arrays).jaxpr  # `jit` keeps it for the call that follows
         if scope.takes_parts:
             check_parts(closed, self.mesh.shape, self.name)
-        arrays = inlined(*arrays)
+        run = mappable(closed, self.layout.mapped) if self.layout.mapped else inlined
+        arrays = run(*arrays)
         out_tree, kinds = result
         outs = [Tensor(a, *kind) if kind else a for a, kind in zip(arrays, kinds, strict=True)]
         return jax.tree.unflatten(out_tree, outs)

@@ -1,9 +1,9 @@
 """The settings of a training run, as typed dataclasses with their defaults.
 
 They are the only list of settings: the command line, the file of a run and the error messages all
-read it from here, see `meshdsl.train.settings`. (The group `Precision` stands in a file of its own,
-`precision_settings`.) The key of a setting is the path of its field: `model.d_model`,
-`data.sources.web.weight`.
+read it from here, see `meshdsl.train.settings`. (The groups `Precision` and `Local` stand in files
+of their own, `precision_settings` and `local_settings`.) The key of a setting is the path of its
+field: `model.d_model`, `data.sources.web.weight`.
 
 To add a setting, add a field to the dataclass of its group, `Guard` say, and an entry for it to the
 `Attributes:` of the docstring. `bounded`, `chosen` and `listed` say which values it may have:
@@ -26,6 +26,7 @@ from meshdsl.family import Family
 from meshdsl.family.by_name import DEFAULT, family_name, find_family
 from meshdsl.fields import ClassChoice, bounded, chosen, listed
 from meshdsl.ops.checkpoint import ATTENTION, HIDDEN, QKV
+from meshdsl.train.local_settings import Local
 from meshdsl.train.precision_settings import Precision
 
 FORMATS = ("auto", "text", "jsonl", "parquet", "arrow", "tokens", "chat", "folders", "arrays")
@@ -331,6 +332,7 @@ class Config:
     data: Data = field(default_factory=Data)
     optimizer: Optimizer = field(default_factory=Optimizer)
     lora: Lora = field(default_factory=Lora)
+    local: Local = field(default_factory=Local)
     schedule: Schedule = field(default_factory=Schedule)
     precision: Precision = field(default_factory=Precision)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
@@ -344,6 +346,8 @@ class Config:
             raise MeshDSLError(
                 f"batch={self.batch} does not divide into microbatches={self.microbatches}"
             )
+        if self.local.workers:
+            self._check_workers()
         for what in self.offload:
             if what not in OFFLOADS:
                 raise MeshDSLError(f"offload: no `{what}`{nearest(what, OFFLOADS)}")
@@ -353,3 +357,17 @@ class Config:
                 f"optimizer.average={self.optimizer.average}: needs precision.optimizer=float32, "
                 "because an average in fewer bits does not move"
             )
+
+    def _check_workers(self) -> None:
+        """Raise a MeshDSLError for settings that are not for workers."""
+        workers = self.local.workers
+        if self.batch % (workers * self.microbatches):
+            of = f" of {self.microbatches} microbatches" if self.microbatches > 1 else ""
+            raise MeshDSLError(f"batch={self.batch} does not divide over local.workers={workers}{of}")
+        for setting, value in (
+            ("optimizer.average", self.optimizer.average),
+            ("guard.repeat", self.guard.repeat),
+            ("offload=optimizer", "optimizer" in self.offload),
+        ):
+            if value:
+                raise MeshDSLError(f"{setting}: is not there yet with local.workers={workers}")

@@ -27,7 +27,8 @@ from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
 from meshdsl.train.data.device_batches import put_on_devices
 from meshdsl.train.few_bits import formats_of, in_few_bits
-from meshdsl.train.optimizer import groups_of, make_optimizer, peak
+from meshdsl.train.local import WORKER, LocalStep
+from meshdsl.train.optimizer import groups_of, make_optimizer, make_outer, peak
 from meshdsl.train.settings import leaves
 from meshdsl.train.step import State, TrainStep
 from meshdsl.train.trained import matched, parameters_by_name
@@ -37,7 +38,7 @@ _OF_STEP = (
     *("steps", "batch", "microbatches", "offload", "frozen"),
     *("guard.nonfinite", "data.separate"),
 )
-_GROUPS_OF_STEP = ("model.", "optimizer.", "lora.", "schedule.", "precision.")
+_GROUPS_OF_STEP = ("model.", "optimizer.", "lora.", "schedule.", "precision.", "local.")
 # What one process reads of a batch, by the names in `Job.batch`: [rows, ...] each.
 Arrays = dict[str, np.ndarray]
 
@@ -81,7 +82,12 @@ class Job:
         if adapted_ones:
             self.dims.append(RANK)
             adapters = partial(first_adapters, config.lora, adapted_ones)
-        self.step = TrainStep(
+        kind: Callable[..., TrainStep] = TrainStep
+        if config.local.workers:
+            self.dims.append(WORKER)
+            outer = make_outer(config.local.outer)
+            kind = partial(LocalStep, workers=config.local.workers, outer=outer)
+        self.step = kind(
             lambda key: first_model(config.model, key),
             self._loss,
             make_optimizer(config.optimizer, config.schedule, config.steps, groups),
@@ -109,7 +115,7 @@ class Job:
 
     @property
     def rows(self) -> int:
-        """Rows in a microbatch."""
+        """Rows in a microbatch, of all workers together."""
         return self.config.batch // self.config.microbatches
 
     @property
@@ -120,16 +126,18 @@ class Job:
     @cached_property
     def batch(self) -> dict[str, md.Tensor]:
         """A training batch without arrays: Tensors of `ShapeDtypeStruct`s with shardings."""
-        return self._abstract_batch(self.step.microbatches)
+        workers = self.config.local.workers
+        leading = (md.Dim(WORKER, workers) if workers else None, self.step.microbatches)
+        each = self.rows // (workers or 1)
+        return self._abstract_batch([dim for dim in leading if dim is not None], each)
 
     @cached_property
     def held_out(self) -> dict[str, md.Tensor]:
         """A batch of validation without arrays, of as many rows as a microbatch has."""
-        return self._abstract_batch(None)
+        return self._abstract_batch([], self.rows)
 
-    def _abstract_batch(self, microbatches: md.Dim | None) -> dict[str, md.Tensor]:
-        leading = () if microbatches is None else (microbatches,)
-        fields = task_of(self.config).fields(self.config, md.Dim("batch", self.rows))
+    def _abstract_batch(self, leading: list[md.Dim], rows: int) -> dict[str, md.Tensor]:
+        fields = task_of(self.config).fields(self.config, md.Dim("batch", rows))
         whole = {
             name: md.abstract((*leading, *field.dims), field.dtype)
             for name, field in fields.items()

@@ -21,6 +21,7 @@ from meshdsl.errors import MeshDSLError, nearest, quote
 from meshdsl.tensor import Tensor, parameter
 from meshdsl.train.config import Group, Optimizer
 from meshdsl.train.config import Schedule as ScheduleSettings
+from meshdsl.train.local_settings import Outer
 from meshdsl.train.muon import Lowering, matrices, muon
 from meshdsl.train.trained import matched, name_at
 
@@ -86,22 +87,25 @@ def peak(settings: Optimizer) -> float:
     return float(usual) if isinstance(usual, (int, float)) else _USUAL
 
 
-def _function(name: str) -> Callable:
+def _function(name: str, group: str = "optimizer") -> Callable:
     """The function that makes the optimizer: one of the user's, of optax or of optax.contrib.
+
+    Args:
+      group: the settings that name it.
 
     Raises:
       MeshDSLError: there is none.
     """
     if user_code.is_named(name):
-        found = user_code.load(name, "optimizer.name")
+        found = user_code.load(name, f"{group}.name")
         if not callable(found):
-            raise MeshDSLError(f"optimizer.name={name}: is no function that makes an optimizer")
+            raise MeshDSLError(f"{group}.name={name}: is no function that makes an optimizer")
         return found
     known = optimizers_of_optax()
     if name not in known:
         close = nearest(name, [*TABLE, *known], far="")
         raise MeshDSLError(
-            f"optimizer.name={name}: expected {', '.join(TABLE)}, another optimizer of optax or "
+            f"{group}.name={name}: expected {', '.join(TABLE)}, another optimizer of optax or "
             f"optax.contrib, or a function of yours as {user_code.EXAMPLES}{close}"
         )
     return known[name]
@@ -123,7 +127,7 @@ def optimizers_of_optax() -> dict[str, Callable]:
 
 
 def _made(
-    settings: Optimizer, rate: Schedule, decay: float
+    settings: Optimizer | Outer, rate: Schedule, decay: float, group: str = "optimizer"
 ) -> optax.GradientTransformationExtraArgs | optax.GradientTransformation:
     """The optimizer that `settings` name, with the arguments that they give it.
 
@@ -131,18 +135,18 @@ def _made(
       MeshDSLError: there is none of the name, it has no such setting, or does not take its value.
     """
     known = TABLE.get(settings.name)
-    function = known[2] if known else _function(settings.name)
+    function = known[2] if known else _function(settings.name, group)
     takes = inspect.signature(function).parameters
     open_ended = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values())
     given = {key: _as_tuple(value) for key, value in settings.settings.items()}
     for key in given:
         if key not in takes and not open_ended:
             raise MeshDSLError(
-                f"optimizer.settings.{key}: {settings.name} has no such setting"
+                f"{group}.settings.{key}: {settings.name} has no such setting"
                 f"{nearest(key, takes)}"
             )
     if "learning_rate" in given:
-        raise MeshDSLError("optimizer.settings.learning_rate: is set by optimizer.learning_rate")
+        raise MeshDSLError(f"{group}.settings.learning_rate: is set by {group}.learning_rate")
     usual = {"learning_rate": rate, "weight_decay": decay, "mask": matrices}
     usual["weight_decay_mask"] = matrices
     try:
@@ -154,32 +158,36 @@ def _made(
         raise
     except Exception as error:
         said = " ".join(str(error).split())
-        raise MeshDSLError(f"optimizer.name={settings.name}: cannot be made: {said}") from error
+        raise MeshDSLError(f"{group}.name={settings.name}: cannot be made: {said}") from error
     if not (hasattr(found, "init") and hasattr(found, "update")):
         raise MeshDSLError(
-            f"optimizer.name={settings.name}: made no optimizer, but {quote(found)}; a function of "
+            f"{group}.name={settings.name}: made no optimizer, but {quote(found)}; a function of "
             "yours returns an optax.GradientTransformation"
         )
     if not known:
-        _check_updates(found, settings.name)
+        _check_updates(found, settings.name, group)
     return found
 
 
-def _check_updates(tx: Any, name: str) -> None:
-    """Raise a MeshDSLError if the optimizer needs more than gradients, parameters and the loss."""
+def _check_updates(tx: Any, name: str, group: str) -> None:
+    """Raise a MeshDSLError if the optimizer needs more than gradients, parameters and the loss.
+
+    An exchange of workers has no loss.
+    """
+    loss = {"value": jnp.zeros(())} if group == "optimizer" else {}
 
     def update() -> Any:
         rows, columns = Dim("rows", 2), Dim("columns", 2)
         params: Any = {"weight": parameter(jnp.ones((2, 2)), (rows, columns), ins=rows)}
         return optax.with_extra_args_support(tx).update(
-            params, tx.init(params), params, value=jnp.zeros(())
+            params, tx.init(params), params, **loss
         )
 
     try:
         jax.eval_shape(update)
     except Exception as error:
         said = " ".join(str(error).split())
-        raise MeshDSLError(f"optimizer.name={name}: cannot be used in a run: {said}") from error
+        raise MeshDSLError(f"{group}.name={name}: cannot be used in a run: {said}") from error
 
 
 def _as_tuple(value: Any) -> Any:
@@ -249,6 +257,19 @@ def make_optimizer(
     made = _with_average(by_signs(grouped), settings.average)
     lowers = any(isinstance(tx, Lowering) for tx in (others, *by_group.values()))
     return Lowering(*made) if lowers else made
+
+
+def make_outer(settings: Outer) -> optax.GradientTransformation:
+    """The optimizer of the exchange between workers that `settings` name.
+
+    Raises:
+      MeshDSLError: the name is unknown; or it needs the loss, or a lowering of its own.
+    """
+    rate = optax.constant_schedule(settings.learning_rate)
+    found = _made(settings, rate, 0.0, "local.outer")
+    if isinstance(found, Lowering):
+        raise MeshDSLError(f"local.outer.name={settings.name}: is not there yet for workers")
+    return found
 
 
 def by_signs(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -58,6 +58,7 @@ class State(PyTreeNode):
       scale: of the loss, where the loss is scaled dynamically.
       adapters: what is trained beside the model, see `meshdsl.train.adapters`.
       dropped: what sums of gradients in few bits have dropped, see `meshdsl.train.feedback`.
+      workers: what each worker has of its own, where there are some, see `meshdsl.train.local`.
     """
 
     step: jax.Array
@@ -67,6 +68,16 @@ class State(PyTreeNode):
     scale: LossScale | None = None
     adapters: dict[str, Any] | None = None
     dropped: dict[str, Tensor] | None = None
+    workers: State | None = None
+
+
+def placed(tree: Any, places: Any) -> Any:
+    """`tree` with its arrays in these shardings, inside of a jitted function.
+
+    A mesh without axes has one place, and JAX cannot map a function that names it.
+    """
+    named = any(sharding.mesh.axis_names for sharding in jax.tree.leaves(places))
+    return jax.lax.with_sharding_constraint(tree, places) if named else tree
 
 
 class TrainStep:
@@ -172,7 +183,7 @@ class TrainStep:
         self._step = jax.jit(
             self._one_step,
             donate_argnums=0,
-            out_shardings=(self.shardings, None),
+            out_shardings=(self.shardings, self._place_of_metrics()),
             compiler_options=self.compiler_options or None,
         )
 
@@ -188,6 +199,10 @@ class TrainStep:
             scale=jax.tree.map(lambda _: everywhere, shapes.scale),
             dropped=shardings(shapes.dropped, self._gradients.layout, self.mesh, "optimizer"),
         )
+
+    def _place_of_metrics(self) -> Any:
+        """The sharding of what a step measures; None: the compiler's."""
+        return None
 
     def init(self, key) -> State:
         """The first state. Each device makes its part, and the values are those of any layout."""
@@ -205,6 +220,10 @@ class TrainStep:
           where steps may be skipped.
         """
         return self._step(state, batch)
+
+    def told(self, measured: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
+        """What a step measured, as arrays without dims that every process has."""
+        return measured
 
     def averaged(self, state: State) -> State:
         """`state` with the average of what is trained in its place, split as the parameters are.
@@ -244,8 +263,12 @@ class TrainStep:
             dict(self.mesh.shape),
             (state, batch),
             (0,),
-            frozen={f"params.{name}" for name in self._frozen},
+            frozen=self._without_gradients(state),
         )
+
+    def _without_gradients(self, state: State) -> set[str]:
+        """The names, in a state, of parameters that a step takes no gradient by."""
+        return {f"params.{name}" for name in self._frozen}
 
     def _run_lowered(self, in_stacks: InStacks, tree: Any) -> Any:
         """Run a part of the optimizer's update, which is recorded."""
@@ -255,7 +278,7 @@ class TrainStep:
     def gradients(self, state: State, batch: dict[str, Tensor]) -> Any:
         """The gradients of a step, split as optimizer state is; to be compiled by the caller."""
         grads = self._loss_and_gradients_of(state, batch)[2]
-        return jax.lax.with_sharding_constraint(grads, self.split_of_gradients)
+        return placed(grads, self.split_of_gradients)
 
     def _loss_and_gradients_of(self, state: State, batch: dict[str, Tensor]) -> Any:
         """The loss, what is reported, the gradients, the global norms, and what is dropped."""
@@ -351,7 +374,7 @@ class TrainStep:
         if self._clip:
             factor = jnp.minimum(1.0, self._clip / (metrics["gradient_norm"] + 1e-12))
             grads = jax.tree.map(lambda g: g * factor, grads)
-        before = jax.lax.with_sharding_constraint(old[0], self.split_of_gradients)
+        before = placed(old[0], self.split_of_gradients)
         kept = jax.device_put(old[1], self._fetched) if self._fetched else old[1]
         full = [cast(tree, jnp.float32) for tree in (grads, kept, before)]
         self._in_update.clear()
@@ -360,9 +383,8 @@ class TrainStep:
         params = optax.apply_updates(full[2], updates)
         opt_state = cast(opt_state, self._precision.optimizer)
         if self._precision.stochastic_rounding:
-            params = jax.lax.with_sharding_constraint(
-                round_at_random(params, state.key, state.step), self.split_of_gradients
-            )
+            params = round_at_random(params, state.key, state.step)
+            params = placed(params, self.split_of_gradients)
         else:
             params = cast(params, self._precision.params)
         if finite is not None:
