@@ -19,13 +19,14 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.family.by_name import family_name
 from meshdsl.family.calls import batch_fields
 from meshdsl.layout import Layout
-from meshdsl.machine import Target, find_target
+from meshdsl.machine import Network, Target, find_target
 from meshdsl.machine.target import abstract_mesh_on, mesh_on
 from meshdsl.mesh import axis_sizes
 from meshdsl.tools.analysis import Analysis
 from meshdsl.train.auto_settings import Choice, choose, settings_that_save_memory
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
+from meshdsl.train.exchange_lines import exchange_lines
 from meshdsl.train.few_bits import slow_formats, with_formats
 from meshdsl.train.job import Job
 from meshdsl.train.optimizer import TABLE
@@ -57,9 +58,13 @@ def training_analysis(
     task, devices, precision = task_of(config), prod(sizes.values()), config.precision
     fields = task.fields(config, Dim("batch", config.batch))
     flops = config.model.step_flops(config.batch)
+    mesh, sends = abstract_mesh_on(target, sizes), []
+    if config.local.workers:
+        network = Network(target, sizes) if target is not None and target.chip.timed else None
+        sends = exchange_lines(Job(config, layout, mesh), network)
     return Analysis(
         lambda mesh: Job(config, layout, mesh),
-        abstract_mesh_on(target, sizes),
+        mesh,
         sizes,
         target,
         title,
@@ -68,6 +73,7 @@ def training_analysis(
         model_flops=None if flops is None else (flops[0] / devices, flops[1] / devices),
         remedies=tuple(settings_that_save_memory(config, layout, sizes)),
         notes=tuple(filter(None, [formats, *_notes(config), *slow_formats(precision, target)])),
+        sends=tuple(sends),
         remat=choice.remat if choice else "",
         choice=choice.line if choice else "",
     )

@@ -85,7 +85,7 @@ def explain(
         units=units,
         unit=unit,
         notes=unused(program),
-        remedies=remedies(memory, ops, sizes),
+        remedies=remedies(memory, ops, program.own_axes),
         pipelines=pipeline_views(program, graph, memory.at_rest, ops, time),
         repeated=tuple(_advised(one, program) for one in repeated_work(program)),
     )
@@ -228,7 +228,7 @@ def _axes(
                 bytes=sum(c.total_bytes for c in over),
                 lies=network.describe(axis) if network else "",
                 seconds=seconds,
-                idle=size > 1 and axis not in used,
+                idle=size > 1 and axis in program.own_axes and axis not in used,
                 between=between,
             )
         )

@@ -113,6 +113,7 @@ class Analysis:
         and in full. None: they are counted in the program.
       remedies: what would save memory, beside what the program itself says.
       notes: what a reader should know, beside what the program itself says.
+      sends: what is sent between steps, such as an exchange of workers.
       remat: what `model.remat=auto` has chosen; empty without it.
       choice: why, in one line.
     """
@@ -127,6 +128,7 @@ class Analysis:
     model_flops: tuple[float, float] | None = None
     remedies: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    sends: tuple[str, ...] = ()
     remat: str = ""
     choice: str = ""
 
@@ -165,6 +167,7 @@ class Analysis:
         )
         if report.fits is False:
             report = replace(report, remedies=(*report.remedies, *self.remedies))
+        report = replace(report, notes=(*report.notes, *self.sends))
         known: dict[str, Any] = vars(report) | {"remat": self.remat, "choice": self.choice}
         return Compiled(**known, executable=executable, explanation=explanation, subject=subject)
 
@@ -182,7 +185,7 @@ class Analysis:
         return replace(
             found,
             remedies=(*found.remedies, *self.remedies) if too_large else (),
-            notes=(*found.notes, *self.notes),
+            notes=(*found.notes, *self.notes, *self.sends),
             remat=self.remat,
             choice=self.choice,
         )

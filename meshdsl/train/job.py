@@ -148,6 +148,11 @@ class Job:
         """A training batch on the devices, split by the law, from the rows of this process."""
         return put_on_devices(arrays, self.batch)
 
+    @property
+    def local(self) -> LocalStep | None:
+        """The step, where it is one of workers that exchange what they learned."""
+        return self.step if isinstance(self.step, LocalStep) else None
+
     def program(self) -> Program:
         """The recorded program of one step: every op with its split, and every collective."""
         return self.step.program(self.state, self.batch)

@@ -37,7 +37,7 @@ from meshdsl.program.program import Program
 from meshdsl.rules import DEFAULTS
 from meshdsl.tensor import Tensor, is_tensor
 from meshdsl.train.precision import cast
-from meshdsl.train.step import State, TrainStep, placed
+from meshdsl.train.step import State, TrainStep
 from meshdsl.train.trained import parameters_by_name, without
 
 WORKER = "worker"
@@ -113,7 +113,7 @@ class LocalStep(TrainStep):
         dims: Iterable[Dim | str] = (),
         **how: Any,
     ):
-        self.worker, self._whole_layout = Dim(WORKER, workers), layout
+        self.worker = Dim(WORKER, workers)
         of_worker = layout_of_worker(layout, self.worker, mesh.shape)
         self._axes = worker_axes(layout)
         self._outer = optax.with_extra_args_support(outer)
@@ -198,12 +198,30 @@ class LocalStep(TrainStep):
         of_one = super()._state_shardings(
             one, shardings(one.opt_state, self.layout, self.mesh, "optimizer")
         )
-        ahead = lambda at: NamedSharding(self.mesh, PartitionSpec(self._axes or None, *at.spec))
-        workers = self._in_front(jax.tree.map(ahead, of_one.replace(step=None, key=None)))
-        return super()._state_shardings(shapes, of_outer).replace(workers=workers)
+        workers = jax.tree.map(self._ahead, of_one.replace(step=None, key=None))
+        return super()._state_shardings(shapes, of_outer).replace(workers=self._in_front(workers))
+
+    def _ahead(self, of_one: NamedSharding) -> NamedSharding:
+        """The sharding of an array of all workers, of which that of one worker has another."""
+        return NamedSharding(self.mesh, PartitionSpec(self._axes or None, *of_one.spec))
 
     def _place_of_metrics(self) -> Any:
-        return NamedSharding(self.mesh, PartitionSpec(self._axes or None))
+        return self._ahead(NamedSharding(self.mesh, PartitionSpec()))
+
+    def _placed(self, tree: Any, places: Any) -> Any:
+        """As that of a `TrainStep`, of one worker: in a map the axes of workers stand in front."""
+        constrained = jax.lax.with_sharding_constraint
+
+        @jax.custom_batching.custom_vmap
+        def at(tree: Any) -> Any:
+            return constrained(tree, places)
+
+        @at.def_vmap
+        def mapped(_: int, is_mapped: list[Any], tree: Any) -> tuple[Any, Any]:
+            ahead = lambda m, place: self._ahead(place) if m else place
+            return constrained(tree, jax.tree.map(ahead, is_mapped[0], places)), is_mapped[0]
+
+        return at(tree)
 
     # -- the step --------------------------------------------------------------------------------
 
@@ -217,8 +235,7 @@ class LocalStep(TrainStep):
             return fn(self._with_trained(one, self._parts(own)[0], frozen), batch)
 
         numbers = jnp.arange(self.worker.size)
-        mapped = jax.vmap(of_one, spmd_axis_name=self._axes or None)
-        return mapped(self._of_one(state.workers), self._of_one(batch), numbers)
+        return jax.vmap(of_one)(self._of_one(state.workers), self._of_one(batch), numbers)
 
     def _one_step(self, state: State, batch):
         def one_step(one: State, batch: dict[str, Tensor]) -> tuple[State, dict[str, jax.Array]]:
@@ -254,7 +271,7 @@ class LocalStep(TrainStep):
         trained, frozen = self._parts(state)
         of_workers, of_each = self._parts(state.workers)
         mean = self._mean(of_workers)
-        before = placed(trained, self._split_of_outer)
+        before = jax.lax.with_sharding_constraint(trained, self._split_of_outer)
         moved = jax.tree.map(jnp.subtract, before, mean)
         updates, opt_state = self._outer.update(moved, state.opt_state, before)
         # What training moves by signs is state rather than weight, so its mean is all that counts.

@@ -24,6 +24,7 @@ def describe(
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
     state: Any,
     collectives: Iterable[Collective],
+    exchange: Iterable[str] = (),
 ) -> str:
     """The overview of a run, in lines.
 
@@ -31,6 +32,7 @@ def describe(
       state: of the run, with arrays or `ShapeDtypeStruct`s with shardings in `params` and
         `opt_state`.
       collectives: those of one step.
+      exchange: lines on what workers exchange.
     """
     return "\n".join(
         [
@@ -41,6 +43,7 @@ def describe(
             "",
             "collectives of one step",
             *collective_lines(collectives),
+            *exchange,
             "",
             *memory_lines(state),
         ]
@@ -90,6 +93,8 @@ def memory_lines(state: Any) -> Iterator[str]:
     count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     yield f"{count:,} parameters"
     kinds = [("parameters", state.params), ("optimizer state", state.opt_state)]
+    if state.workers is not None:
+        kinds.append(("of workers", state.workers))
     if adapters := getattr(state, "adapters", None):
         kinds.insert(1, ("adapters", adapters))
     for what, tree in kinds:

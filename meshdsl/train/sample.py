@@ -28,6 +28,7 @@ from meshdsl.train.data.tokenizer import Tokenizer
 from meshdsl.train.few_bits import CHANNEL, formats_of
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.job import Job
+from meshdsl.train.local import WORKER
 from meshdsl.train.precision import cast
 from meshdsl.train.trained import name_at
 
@@ -46,8 +47,9 @@ class Opened(NamedTuple):
     mesh: Mesh
 
     def lowered(self, fn: Callable) -> Callable:
-        """`fn`, lowered by the layout."""
-        return md.lower(fn, self.layout, self.mesh, dims=[*names_in(self.family.dims), "batch"])
+        """`fn`, lowered by the layout, which may have a rule for the workers of the run."""
+        dims = [*names_in(self.family.dims), "batch", WORKER]
+        return md.lower(fn, self.layout, self.mesh, dims=dims)
 
     def whole(self, result: md.Tensor) -> jax.Array:
         """The array of a result, which every device gets; called under `jax.jit`."""

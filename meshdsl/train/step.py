@@ -15,6 +15,7 @@ float32, and rounded before parameters are gathered.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -69,15 +70,6 @@ class State(PyTreeNode):
     adapters: dict[str, Any] | None = None
     dropped: dict[str, Tensor] | None = None
     workers: State | None = None
-
-
-def placed(tree: Any, places: Any) -> Any:
-    """`tree` with its arrays in these shardings, inside of a jitted function.
-
-    A mesh without axes has one place, and JAX cannot map a function that names it.
-    """
-    named = any(sharding.mesh.axis_names for sharding in jax.tree.leaves(places))
-    return jax.lax.with_sharding_constraint(tree, places) if named else tree
 
 
 class TrainStep:
@@ -147,6 +139,7 @@ class TrainStep:
         self._init, self._clip, self._frozen = init, clip, frozenset(frozen)
         self._tx = optax.with_extra_args_support(tx)
         self.layout, self.mesh, self.microbatches = layout, mesh, microbatches
+        self._whole_layout = replace(layout, mapped=())
         self._precision, self._adapters = precision, adapters
         self._skips = skip_nonfinite or precision.loss_scale == "dynamic"
         inside = feedback.with_senders(layout, wires) if self._wires else layout
@@ -199,6 +192,10 @@ class TrainStep:
             scale=jax.tree.map(lambda _: everywhere, shapes.scale),
             dropped=shardings(shapes.dropped, self._gradients.layout, self.mesh, "optimizer"),
         )
+
+    def _placed(self, tree: Any, places: Any) -> Any:
+        """`tree` with its arrays in these shardings, inside of a jitted function."""
+        return jax.lax.with_sharding_constraint(tree, places)
 
     def _place_of_metrics(self) -> Any:
         """The sharding of what a step measures; None: the compiler's."""
@@ -259,11 +256,12 @@ class TrainStep:
         return Program(
             [op for part in parts for op in part.record],
             traced.jaxpr,
-            self.layout,
+            self._whole_layout,
             dict(self.mesh.shape),
             (state, batch),
             (0,),
             frozen=self._without_gradients(state),
+            mapped=self.layout.mapped,
         )
 
     def _without_gradients(self, state: State) -> set[str]:
@@ -278,7 +276,7 @@ class TrainStep:
     def gradients(self, state: State, batch: dict[str, Tensor]) -> Any:
         """The gradients of a step, split as optimizer state is; to be compiled by the caller."""
         grads = self._loss_and_gradients_of(state, batch)[2]
-        return placed(grads, self.split_of_gradients)
+        return self._placed(grads, self.split_of_gradients)
 
     def _loss_and_gradients_of(self, state: State, batch: dict[str, Tensor]) -> Any:
         """The loss, what is reported, the gradients, the global norms, and what is dropped."""
@@ -374,7 +372,7 @@ class TrainStep:
         if self._clip:
             factor = jnp.minimum(1.0, self._clip / (metrics["gradient_norm"] + 1e-12))
             grads = jax.tree.map(lambda g: g * factor, grads)
-        before = placed(old[0], self.split_of_gradients)
+        before = self._placed(old[0], self.split_of_gradients)
         kept = jax.device_put(old[1], self._fetched) if self._fetched else old[1]
         full = [cast(tree, jnp.float32) for tree in (grads, kept, before)]
         self._in_update.clear()
@@ -384,7 +382,7 @@ class TrainStep:
         opt_state = cast(opt_state, self._precision.optimizer)
         if self._precision.stochastic_rounding:
             params = round_at_random(params, state.key, state.step)
-            params = placed(params, self.split_of_gradients)
+            params = self._placed(params, self.split_of_gradients)
         else:
             params = cast(params, self._precision.params)
         if finite is not None:

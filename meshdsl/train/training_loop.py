@@ -178,6 +178,7 @@ class TrainingLoop:
         dynamic = config.precision.loss_scale == "dynamic"
         guard = NonfiniteGuard(config.guard, self.folder.path, dynamic)
         repeated = Repeated(job, self.folder.path) if config.guard.repeat else None
+        exchange = job.local.exchange.lower(job.state).compile() if job.local else None
         ending = None
         with (
             self._watch(step, done) as watch,
@@ -191,7 +192,10 @@ class TrainingLoop:
                     with watch.spent("repeat"):
                         repeated.check(state, batch, done + 1)
                 state, measured = step(state, batch)
+                measured = job.step.told(measured)
                 done += 1
+                if exchange and config.local.due(done, config.steps):
+                    state = exchange(state)
                 guard.keep(done, arrays)
                 metrics = watch.step(done, measured)
                 if metrics:  # of the step before, which has ended; this one has only been begun

@@ -29,6 +29,7 @@ from meshdsl.train.data import Data, task_of
 from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.data.remote import with_files_here
 from meshdsl.train.deterministic import check_deterministic
+from meshdsl.train.exchange_lines import exchange_lines
 from meshdsl.train.few_bits import with_formats
 from meshdsl.train.folder import RunFolder, check_folder
 from meshdsl.train.job import Job
@@ -98,6 +99,7 @@ def run(
     if config.deterministic:
         check_deterministic(mesh, executable is not None)
     of_run = folder.stored_config if resume else None
+    _check_workers(config, folder if resume else None)
     precision, formats = with_formats(config.precision, chip_of(devices[0]), of_run)
     config = replace(config, precision=precision)
     choice = choose_here(config, layout, mesh)
@@ -167,6 +169,17 @@ def _check_config(config: Config, resume: bool) -> None:
         raise md.MeshDSLError(f"warm_start={config.warm_start}: no such run, and no such file")
 
 
+def _check_workers(config: Config, goes_on: RunFolder | None) -> None:
+    """Raise a MeshDSLError where the run that goes on has another number of workers."""
+    before = goes_on.stored_config().local.workers if goes_on else config.local.workers
+    if goes_on and before != config.local.workers:
+        raise md.MeshDSLError(
+            f"local.workers={config.local.workers}: the run in {goes_on.path} has {before}, and "
+            "each has a state of its own; to go on with another number, begin a new run with "
+            f"warm_start={goes_on.path}"
+        )
+
+
 def _lock_folder(folder: RunFolder, lock: ExitStack, job: Job, checkpoints: Checkpoints) -> None:
     """Keep other commands out of the folder until `lock` is closed.
 
@@ -191,7 +204,8 @@ def _print_overview(
     executable: Path | None,
     choice: str,
 ) -> None:
-    console.print(describe(job.layout, job.mesh, job.state, program.collectives))
+    exchange = exchange_lines(job) if job.local else []
+    console.print(describe(job.layout, job.mesh, job.state, program.collectives, exchange))
     if choice:
         console.print(f"\n{choice}")
     console.print(f"\n{data.describe()}\n")
