@@ -83,6 +83,9 @@ class Job:
             self.dims.append(RANK)
             adapters = partial(first_adapters, config.lora, adapted_ones)
         kind: Callable[..., TrainStep] = TrainStep
+        for rule in layout.parsed:
+            if rule.dim == WORKER and not (rule.optional or config.local.workers):
+                raise md.MeshDSLError(f"{rule}: there are no workers; set local.workers")
         if config.local.workers:
             self.dims.append(WORKER)
             outer = make_outer(config.local.outer)

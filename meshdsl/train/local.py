@@ -178,7 +178,7 @@ class LocalStep(TrainStep):
     def _own(self, state: State) -> State:
         """What of the state of one worker is its own."""
         own = without(state.params, self._frozen)
-        return state.replace(step=None, key=None, params=own)
+        return state.replace(step=None, key=None, params=own, workers=None)
 
     def _in_front(self, tree: Any) -> Any:
         """`tree` with the dim `worker` in front of the dims of its Tensors."""

@@ -47,7 +47,7 @@ def jobs_made_once() -> Iterator[None]:
             repr(config.model),
             repr((config.batch, config.microbatches, config.steps, config.precision)),
             repr((config.optimizer, config.schedule, config.guard.nonfinite, config.offload)),
-            repr((config.frozen, config.lora)),
+            repr((config.frozen, config.lora, config.local)),
             repr(dataclasses.replace(layout, name="")),
             mesh,
         )

@@ -1,6 +1,6 @@
 """Workers that train apart and exchange what they learned: `local` of the settings."""
 
-import re
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,22 +10,22 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import MeshDSLError
+from meshdsl.models.unet import Config as UNetConfig
+from meshdsl.models.unet import UNet
 from meshdsl.predict.compiler.collectives import from_hlo
+from meshdsl.tensor import is_tensor
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.local import LocalStep
 from meshdsl.train.settings import override
-from meshdsl.train.step import State, TrainStep
+from meshdsl.train.step import State
 from meshdsl.train.stored_layout import find_layout
-from tests.helpers import distance, only
+from meshdsl.train.trained import parameters_by_name
+from tests.helpers import data, dims, distance, only
 from tests.train.common import TINY
 
 LAYERS = ("model.layers=4", "model.d_ff=32")
 EXPERTS = ("model.experts=4", "model.d_ff=32")
-UNET = (
-    *("model.family=unet", "model.channels=8", "model.size=16"),
-    *("data.task=images",),
-)
 # By a shipped layout, on whose devices there are so many workers, and the settings of the run.
 CASES = {
     "fsdp": ("fsdp", 4, ()),
@@ -78,6 +78,11 @@ def batch_of(job: Job, number: int) -> dict[str, md.Tensor]:
     return job.place({name: rows(x) for name, x in job.batch.items()})
 
 
+@functools.cache
+def on_one_device(*settings: str) -> tuple[State, list[float]]:
+    return trained(local_job(md.Layout(), *settings))
+
+
 def trained(job: Job, steps: int = 3) -> tuple[State, list[float]]:
     """The state after so many steps, with exchanges, and the losses."""
     state, losses = job.step.init(jax.random.key(0)), []
@@ -102,7 +107,7 @@ def test_slices_train_as_workers_on_one_device(name):
     job = local_job(with_workers(layout, workers), *settings)
     assert not any("replica" in c.axes for c in job.program().collectives)
     found, losses = trained(job)
-    wanted, of_one = trained(local_job(md.Layout(), *settings))
+    wanted, of_one = on_one_device(*settings)
     np.testing.assert_allclose(losses, of_one, rtol=1e-6)
     assert_alike(found, wanted)
 
@@ -119,6 +124,249 @@ def test_slices_train_as_workers_on_one_device(name):
 )
 def test_workers_are_anywhere(layout, settings):
     found, losses = trained(local_job(layout, *settings))
-    wanted, of_one = trained(local_job(md.Layout(), *settings))
+    wanted, of_one = on_one_device(*settings)
     np.testing.assert_allclose(losses, of_one, rtol=1e-6)
     assert_alike(found, wanted)
+
+
+@pytest.mark.slow
+def test_a_unet_trains_as_on_one_device():
+    config = UNetConfig(levels=2, channels=4, colors=3, outputs=2)
+    worker, batch, height, width, colors = dims(worker=2, batch=4, height=8, width=16, colors=3)
+
+    def loss(model, given, key):
+        return md.mean(md.square(model(given["images"]))), {}
+
+    def parameters(layout):
+        mesh = md.make_mesh(layout)
+        how = {"workers": 2, "outer": optax.sgd(0.7, 0.9, nesterov=True)}
+        init = lambda key: UNet.init(key, config)
+        step = LocalStep(init, loss, optax.adamw(1e-3), layout, mesh, **how)
+        state = step.init(jax.random.key(0))
+        for seed in (1, 2):
+            images = data(worker, batch, height, width, colors, seed=seed)
+            state, _ = step(state, {"images": images})
+        return step.exchange(state)
+
+    rules = ["worker -> replica", "batch -> data", "height -> rows"]
+    mesh = {"replica": 2, "data": 2, "rows": 2}
+    found = parameters(md.Layout(rules, mesh=mesh, parameters=["channels, hidden -> data"]))
+    assert_alike(found, parameters(md.Layout()), 1e-5)
+
+
+def plain_diloco(params, batches, inner, outer, workers, every):
+    """DiLoCo in JAX and optax alone: a loop over workers, each with its own rows."""
+
+    def loss(params, x, y):
+        return jnp.mean((jnp.tanh(x @ params["up"]) @ params["down"] - y) ** 2)
+
+    @jax.jit
+    def step(params, state, x, y):
+        updates, state = inner.update(jax.grad(loss)(params, x, y), state, params)
+        return optax.apply_updates(params, updates), state
+
+    of_workers = [params] * workers
+    inner_states, outer_state = [inner.init(params)] * workers, outer.init(params)
+    for number, (x, y) in enumerate(batches, 1):
+        for w in range(workers):
+            rows = slice(w * len(x) // workers, (w + 1) * len(x) // workers)
+            found = step(of_workers[w], inner_states[w], x[rows], y[rows])
+            of_workers[w], inner_states[w] = found
+        if number % every == 0:
+            mean = jax.tree.map(lambda *each: sum(each) / workers, *of_workers)
+            moved = jax.tree.map(jnp.subtract, params, mean)
+            updates, outer_state = outer.update(moved, outer_state, params)
+            params = optax.apply_updates(params, updates)
+            of_workers = [params] * workers
+    return params, of_workers
+
+
+WORKER, BATCH, INS, HIDDEN = dims(worker=4, batch=4, ins=5, hidden=6)
+
+
+def small_step(first, inner, outer) -> LocalStep:
+    """Of a small model in the language, with four workers in as many slices."""
+
+    def init(_):
+        up = md.parameter(jnp.asarray(first["up"]), (INS, HIDDEN), ins=INS)
+        return {"up": up, "down": md.parameter(jnp.asarray(first["down"]), HIDDEN, ins=HIDDEN)}
+
+    def loss(model, given, key):
+        made = md.dot(md.tanh(md.dot(given["x"], model["up"])), model["down"])
+        return md.mean(md.square(made - given["y"])), {}
+
+    rules = ["worker -> replica", "batch -> data"]
+    layout = md.Layout(rules, mesh={"replica": 4, "data": 2}, parameters=["hidden -> data"])
+    return LocalStep(init, loss, inner, layout, md.make_mesh(layout), workers=4, outer=outer)
+
+
+def small_batch(x, y) -> dict[str, md.Tensor]:
+    x, y = x.reshape(4, 4, 5), y.reshape(4, 4)
+    return {"x": md.tensor(x, (WORKER, BATCH, INS)), "y": md.tensor(y, (WORKER, BATCH))}
+
+
+def drawn(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("outer", [optax.sgd(0.7, 0.9, nesterov=True), optax.adam(0.01)])
+def test_it_is_diloco_as_one_writes_it_in_jax(outer):
+    first = {"up": drawn(5, 6), "down": drawn(6)}
+    batches = [(drawn(16, 5) + i, drawn(16) - i) for i in range(7)]
+    inner = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
+    step = small_step(first, inner, outer)
+    state = step.init(jax.random.key(0))
+    for number, each in enumerate(batches, 1):
+        state, _ = step(state, small_batch(*each))
+        if number % 3 == 0:
+            state = step.exchange(state)
+    params, of_workers = plain_diloco(first, batches, inner, outer, workers=4, every=3)
+    for name in params:
+        assert distance(state.params[name].array, params[name], floor=1e-6) < 1e-6
+        wanted = [own[name] for own in of_workers]
+        assert distance(state.workers.params[name].array, wanted, floor=1e-6) < 1e-6
+
+
+SGD = (
+    *("optimizer.name=sgd", "optimizer.settings.momentum=0.0", "optimizer.settings.nesterov=false"),
+    *("optimizer.weight_decay=0", "optimizer.clip=0", "optimizer.learning_rate=0.1"),
+)
+MEAN = (
+    *("local.outer.settings.momentum=0.0", "local.outer.settings.nesterov=false"),
+    "local.outer.learning_rate=1",
+)
+
+
+def test_an_exchange_after_every_step_of_sgd_is_data_parallelism():
+    layout = with_workers("data", 4)
+    found, losses = trained(local_job(layout, "local.workers=4", "local.every=1", *SGD, *MEAN))
+    wanted, together = trained(local_job(find_layout("data"), *SGD))
+    np.testing.assert_allclose(losses, together, rtol=1e-6)
+    assert_alike(found, wanted)
+    of_workers = zip(*map(jax.tree.leaves, (found.workers.params, found.params)), strict=True)
+    assert all(np.array_equal(own[i], outer) for own, outer in of_workers for i in range(4))
+
+
+@pytest.mark.slow
+def test_the_state_of_the_outer_optimizer_may_be_split_over_slices():
+    job = local_job(with_workers("fsdp", 2, optimizer=["vocab -> replica"]), "local.workers=2")
+    assert job.local is not None
+    operations = {c.operation for c in job.local.exchange_program().collectives}
+    assert operations == {"psum", "psum_scatter", "all_gather"}
+    (momentum,) = [
+        x
+        for x in jax.tree.leaves(job.state.opt_state, is_leaf=is_tensor)
+        if is_tensor(x) and [d.name for d in x.dims] == ["vocab", "d_model"]
+    ]
+    assert momentum.array.sharding.spec == ("replica", "data")
+
+
+ERRORS = {
+    "odd": (
+        {"rules": ["worker -> replica"], "mesh": {"replica": 2}},
+        "local.workers=3 batch=9",
+        "layout, rule 1: worker -> replica: local.workers=3 does not divide over `replica`=2",
+    ),
+    "rows": ({}, "local.workers=3", "batch=8 does not divide over local.workers=3"),
+    "microbatches": (
+        {},
+        "local.workers=4 microbatches=4",
+        "batch=8 does not divide over local.workers=4 of 4 microbatches",
+    ),
+    "every": ({}, "local.workers=2 local.every=0", "local.every=0: must be at least 1"),
+    "above": (
+        {"rules": ["batch -> replica", "worker -> replica"], "mesh": {"replica": 2}},
+        "local.workers=2",
+        "layout, rule 2: worker -> replica: `worker` stands in every loop nest of a worker's step, "
+        "and `batch` takes `replica` above it, in layout, rule 1: batch -> replica; move the rule "
+        "of `worker` above that",
+    ),
+    "parameters": (
+        {
+            "rules": ["worker -> replica"],
+            "mesh": {"replica": 2},
+            "parameters": ["d_model -> replica"],
+        },
+        "local.workers=2",
+        "layout, parameters rule 1: d_model -> replica: splits `embedding.table` over `replica`, "
+        "by its `d_model`, and each worker along `replica` has parameters of its own; the list "
+        "`optimizer` may split the state of the outer optimizer so",
+    ),
+    "list": (
+        {"parameters": ["worker -> replica"], "mesh": {"replica": 2}},
+        "local.workers=2",
+        "layout, parameters rule 1: worker -> replica: workers are apart in all that they do, so "
+        "`worker` is of the list `rules`",
+    ),
+    "move": (
+        {"rules": [{"rule": "worker -> replica", "move": "ring"}], "mesh": {"replica": 2}},
+        "local.workers=2",
+        "layout, rule 1: worker -> replica: a rule of `worker` says nothing but its axes",
+    ),
+    "no workers": (
+        {"rules": ["worker -> replica"], "mesh": {"replica": 2}},
+        "local.workers=0",
+        "layout, rule 1: worker -> replica: there are no workers; set local.workers",
+    ),
+    "average": (
+        {},
+        "local.workers=2 optimizer.average=0.9",
+        "optimizer.average: is not there yet with local.workers=2",
+    ),
+    "repeat": ({}, "local.workers=2 guard.repeat=2", "guard.repeat: is not there yet with local."),
+    "offload": (
+        {},
+        "local.workers=2 offload=optimizer",
+        "offload=optimizer: is not there yet with local.workers=2",
+    ),
+    "outer": (
+        {},
+        "local.workers=2 local.outer.name=nesterof",
+        "local.outer.name=nesterof: expected adamw, adafactor, lion, sgd, muon, another optimizer",
+    ),
+    "setting": (
+        {},
+        "local.workers=2 local.outer.settings.momentun=1.0",
+        "local.outer.settings.momentun: sgd has no such setting; did you mean `momentum`?",
+    ),
+    "loss": (
+        {},
+        "local.workers=2 local.outer.name=momo",
+        "local.outer.name=momo: cannot be used in a run: ",
+    ),
+    "muon": (
+        {},
+        "local.workers=2 local.outer.name=muon",
+        "local.outer.name=muon: is not there yet for workers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name):
+    rules, settings, said = ERRORS[name]
+    with pytest.raises(MeshDSLError) as error:
+        local_job(md.Layout(**rules), *settings.split()).program()
+    assert str(error.value).startswith(said)
+
+
+def test_a_model_with_a_dim_of_that_name_is_refused():
+    worker = md.Dim("worker", 2)
+    init = lambda key: {"w": md.parameter(jnp.ones(2), worker)}
+    how = {"workers": 2, "outer": optax.sgd(1.0)}
+    layout = md.Layout()
+    with pytest.raises(MeshDSLError, match="^local.workers: `w` has a dim `worker` of its own"):
+        LocalStep(init, lambda *_: None, optax.sgd(1.0), layout, md.make_mesh(layout), **how)
+
+
+@pytest.mark.usefixtures("compiled_for_users")  # so it stands last
+def test_only_the_exchange_crosses_slices():
+    step = small_step({"up": drawn(5, 6), "down": drawn(6)}, optax.adam(0.1), optax.sgd(0.7))
+    batch = small_batch(drawn(16, 5), drawn(16))
+    assert not any("replica" in c.axes for c in step.program(step.abstract, batch).collectives)
+    compiled = from_hlo(step.lower(step.abstract, batch).compile().as_text(), step.mesh)
+    assert {c.axes for c in compiled} == {("data",)}
+    recorded = [(c.operation, c.axes) for c in step.exchange_program().collectives]
+    assert recorded == [("psum", ("replica",))] * 2
+    text = step.exchange.lower(step.abstract).compile().as_text()
+    assert [(c.operation, c.axes) for c in from_hlo(text, step.mesh)] == recorded

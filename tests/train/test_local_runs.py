@@ -1,0 +1,132 @@
+"""Runs with workers from the command line: what is told, saved, resumed, sampled and explained."""
+
+import json
+import re
+
+import pytest
+
+from meshdsl.predict.compiler.collectives import from_hlo
+from meshdsl.train.checkpoints.safetensors_files import TensorFiles
+from meshdsl.train.trained import parameters_by_name
+from meshdsl_cli import main
+from tests.train.common import SHORT, TINY, losses, records
+from tests.train.test_local import EXPERTS, local_job, with_workers
+
+WORKERS = """
+[mesh.dcn]
+replica = 2
+[mesh]
+data = 4
+[layout]
+rules = ["worker -> replica", "batch -> replica, data"]
+parameters = ["d_model -> data"]
+"""
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+@pytest.fixture
+def layout(tmp_path):
+    path = tmp_path / "workers.toml"
+    path.write_text(WORKERS)
+    return str(path)
+
+
+def settings(layout: str, text: str) -> list[str]:
+    how = [*SHORT, f"layout={layout}", f"data.sources.text.paths={text}", "compile_cache=false"]
+    return [*how, "local.workers=2", "local.every=3", "steps=7", "checkpoint.every=2"]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_bit_for_bit(tmp_path, layout, text, capsys):
+    """From the middle of a round, after an exchange, and before the last one."""
+    how = [*settings(layout, text), "checkpoint.every=1", "checkpoint.keep=9", "validation.every=3"]
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    assert main(["train", "--out", str(whole), *how]) == 0
+    said = capsys.readouterr().out
+    line = "exchange of 2 workers every 3 steps: psum(replica) 12 x, 9.8 KiB; 3.3 KiB per step"
+    assert line in said
+    assert re.search(r"of workers +\S+ KiB per device", said)
+    assert main(["train", "--out", str(again), *how]) == 0
+    for kept in (6, 3, 2):
+        for folder in (again / "checkpoints").iterdir():
+            if folder.name.isdecimal() and int(folder.name) > kept:
+                folder.rename(tmp_path / f"{kept}-{folder.name}")
+        assert main(["train", "--resume", "--out", str(again)]) == 0
+        assert f"resumed after step {kept}" in capsys.readouterr().out
+        assert losses(again) == losses(whole)
+        found = [record.get("validation_loss") for record in records(again)]
+        assert found == [record.get("validation_loss") for record in records(whole)]
+    assert [i for i, loss in enumerate(found, 1) if loss is not None] == [3, 6, 7]
+
+    # What is evaluated and exported are the outer parameters.
+    capsys.readouterr()
+    assert main(["checkpoint", "show", str(whole)]) == 0
+    shown = [line.split()[:4] for line in capsys.readouterr().out.splitlines()]
+    table = ["[worker=2,", "vocab=256,", "d_model=16]"]
+    assert ["workers.params.embedding.table", *table] in shown
+    assert ["params.embedding.table", "[vocab=256,", "d_model=16]", "float32"] in shown
+    file = tmp_path / "model.safetensors"
+    assert main(["checkpoint", "export", str(whole), "--out", str(file)]) == 0
+    files = TensorFiles(file)
+    assert tuple(files.leaves["embedding.table"]["shape"]) == (256, 16)
+    assert not any(name.startswith("workers") for name in files.leaves)
+    prompt = ["--prompt", "def ", "--tokens", "4"]
+    assert main(["generate", str(whole), *prompt]) == 0
+
+    other = ["train", "--resume", "--out", str(whole), "local.workers=4", "steps=9"]
+    assert main(other) == 2
+    said = capsys.readouterr().err
+    assert f"local.workers=4: the run in {whole} has 2, and each has a state of its own" in said
+    warm = ["train", "--out", str(tmp_path / "warm"), *settings(layout, text), "local.workers=4"]
+    assert main([*warm, f"warm_start={whole}", "steps=1", "batch=16"]) == 0
+    said = capsys.readouterr().out
+    assert f"warm start from {whole}, step 7: 12 of 12 parameters" in said
+
+
+@pytest.mark.slow
+def test_a_step_that_is_not_finite_is_rolled_back(tmp_path, layout, text):
+    """One worker's loss is enough."""
+    how = [*settings(layout, text), "guard.nonfinite=skip", "guard.patience=2"]
+    out = tmp_path / "run"
+    assert main(["train", "--out", str(out), *how, "optimizer.learning_rate=1e30"]) == 2
+    assert records(out)[-1]["skipped"] == 1
+
+
+@pytest.mark.slow
+def test_explain_and_compile_say_what_is_sent_when(layout, capsys):
+    target = ["--layout", layout, "--target", "v5e:2x2", "--slices", "2"]
+    how = [*TINY, "local.workers=2", "local.every=100", "model.remat=none"]
+    assert main(["explain", *target, *how, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (replica,) = [axis for axis in found["axes"] if axis["name"] == "replica"]
+    assert (replica["count"], replica["bytes"], replica["idle"]) == (0, 0, False)
+    assert all("replica" not in op["idle"] for op in found["ops"])
+    (note,) = found["notes"]
+    assert re.fullmatch(
+        r"exchange of 2 workers every 100 steps: psum\(replica\) 12 x, 9.8 KiB; 100 B per step; "
+        r"[\d.]+ .?s, [\d.]+ .?s per step; `replica` is a .*GB/s.*",
+        note,
+    ), note
+    gradients = [t for t in found["memory"]["at_rest"] if t["kind"] == "gradient"]
+    table = next(t for t in gradients if t["name"].endswith("embedding.table"))
+    assert table["shape"] == [1, 256, 4]
+    assert main(["compile", "--layout", layout, "--target", "cpu:8", *how]) == 0
+    assert "exchange of 2 workers every 100 steps: psum(replica) 12 x" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_for_users")
+@pytest.mark.parametrize("name", ["fsdp", "tensor", "zero2", "experts", "pipeline"])
+def test_only_the_exchange_crosses_slices_as_users_compile(name):
+    more = EXPERTS if name == "experts" else ("model.layers=4",) if name == "pipeline" else ()
+    job = local_job(with_workers(name, 2), "local.workers=2", *more)
+    compiled = from_hlo(job.lowered.compile().as_text(), job.mesh)
+    assert compiled and not any("replica" in c.axes for c in compiled)
+    assert job.local is not None
+    recorded = [c for c in job.local.exchange_program().collectives if "replica" in c.axes]
+    count = len(parameters_by_name(job.state.params))
+    assert [(c.operation, c.axes) for c in recorded] == [("psum", ("replica",))] * count
+    text = job.local.exchange.lower(job.state).compile().as_text()
+    found = [c for c in from_hlo(text, job.mesh) if "replica" in c.axes]
+    assert {(c.operation, c.axes) for c in found} == {("psum", ("replica",))}
+    assert sum(c.total_bytes for c in found) == sum(c.total_bytes for c in recorded)
