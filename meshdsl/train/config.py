@@ -363,7 +363,9 @@ class Config:
         workers = self.local.workers
         if self.batch % (workers * self.microbatches):
             of = f" of {self.microbatches} microbatches" if self.microbatches > 1 else ""
-            raise MeshDSLError(f"batch={self.batch} does not divide over local.workers={workers}{of}")
+            raise MeshDSLError(
+                f"batch={self.batch} does not divide over local.workers={workers}{of}"
+            )
         for setting, value in (
             ("optimizer.average", self.optimizer.average),
             ("guard.repeat", self.guard.repeat),

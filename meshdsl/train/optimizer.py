@@ -142,8 +142,7 @@ def _made(
     for key in given:
         if key not in takes and not open_ended:
             raise MeshDSLError(
-                f"{group}.settings.{key}: {settings.name} has no such setting"
-                f"{nearest(key, takes)}"
+                f"{group}.settings.{key}: {settings.name} has no such setting{nearest(key, takes)}"
             )
     if "learning_rate" in given:
         raise MeshDSLError(f"{group}.settings.learning_rate: is set by {group}.learning_rate")
@@ -179,9 +178,7 @@ def _check_updates(tx: Any, name: str, group: str) -> None:
     def update() -> Any:
         rows, columns = Dim("rows", 2), Dim("columns", 2)
         params: Any = {"weight": parameter(jnp.ones((2, 2)), (rows, columns), ins=rows)}
-        return optax.with_extra_args_support(tx).update(
-            params, tx.init(params), params, **loss
-        )
+        return optax.with_extra_args_support(tx).update(params, tx.init(params), params, **loss)
 
     try:
         jax.eval_shape(update)

@@ -20,7 +20,6 @@ from meshdsl.train.local import LocalStep
 from meshdsl.train.settings import override
 from meshdsl.train.step import State
 from meshdsl.train.stored_layout import find_layout
-from meshdsl.train.trained import parameters_by_name
 from tests.helpers import data, dims, distance, only
 from tests.train.common import TINY
 
