@@ -27,7 +27,7 @@ def exchange_lines(job: Job, network: Network | None = None) -> list[str]:
         if network is not None:
             same = [c for c in collectives if (c.operation, c.axes) == (operation, axes)]
             took = sum(c.count * network.seconds(operation, axes, c.bytes) for c in same)
-            lies = "; ".join(f"`{axis}` is a {network.describe(axis)}" for axis in axes)
+            lies = "; ".join(f"`{axis}`: {network.describe(axis)}" for axis in axes)
             line += f"; {time_words(took)}, {time_words(took / every)} per step; {lies}"
         lines.append(f"{head}: {line}")
     return lines

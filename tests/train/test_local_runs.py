@@ -104,7 +104,7 @@ def test_explain_and_compile_say_what_is_sent_when(layout, capsys):
     (note,) = found["notes"]
     assert re.fullmatch(
         r"exchange of 2 workers every 100 steps: psum\(replica\) 12 x, 9.8 KiB; 100 B per step; "
-        r"[\d.]+ .?s, [\d.]+ .?s per step; `replica` is a .*GB/s.*",
+        r"[\d.]+ .?s, [\d.]+ .?s per step; `replica`: .*GB/s.*",
         note,
     ), note
     gradients = [t for t in found["memory"]["at_rest"] if t["kind"] == "gradient"]
