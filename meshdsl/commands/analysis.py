@@ -58,7 +58,8 @@ def training_analysis(
     task, devices, precision = task_of(config), prod(sizes.values()), config.precision
     fields = task.fields(config, Dim("batch", config.batch))
     flops = config.model.step_flops(config.batch)
-    mesh, sends = abstract_mesh_on(target, sizes), []
+    mesh: Any = abstract_mesh_on(target, sizes)
+    sends: list[str] = []
     if config.local.workers:
         network = Network(target, sizes) if target is not None and target.chip.timed else None
         sends = exchange_lines(Job(config, layout, mesh), network)

@@ -51,10 +51,10 @@ def mappable(closed: Any, axes: Axes) -> Callable:
         alone = size == prod(mesh.shape[axis] for axis in axes)
 
         def local(*parts: Any) -> list:
-            parts = [collectives.vary(x, axes) for x in parts]
+            varying = [collectives.vary(x, axes) for x in parts]
             if not alone:
-                return jax.vmap(each, in_axes=[0 if m else None for m in along])(*parts)
-            one = [x[0] if m else x for x, m in zip(parts, along, strict=True)]
+                return jax.vmap(each, in_axes=[0 if m else None for m in along])(*varying)
+            one = [x[0] if m else x for x, m in zip(varying, along, strict=True)]
             return [x[None] for x in each(*one)]
 
         results = jax.shard_map(
@@ -105,16 +105,18 @@ def _with_types(value: Any, axes: Axes) -> Any:
         return type(value)(_with_types(each, axes) for each in value)
     if not _is_jaxpr(value):
         return value
-    opened, consts = (value, ()) if isinstance(value, jex.Jaxpr) else (value.jaxpr, value.consts)
+    is_open = isinstance(value, jex.Jaxpr)
+    closed: Any = jex.ClosedJaxpr(value, ()) if is_open else value
+    opened, consts = closed.jaxpr, closed.consts
 
     def run(*args: Any) -> list:
         return _varying_over(opened, consts, axes)(*[collectives.vary(x, axes) for x in args])
 
     types = [v.aval for v in opened.invars]
     varying = jax.eval_shape(lambda *xs: [collectives.vary(x, axes) for x in xs], *types)
-    closed = jax.make_jaxpr(run)(*varying)
-    assert not closed.consts, f"{len(closed.consts)} arrays in an inner jaxpr"
-    return closed.jaxpr if isinstance(value, jex.Jaxpr) else closed
+    made = jax.make_jaxpr(run)(*varying)
+    assert not made.consts, f"{len(made.consts)} arrays in an inner jaxpr"
+    return made.jaxpr if is_open else made
 
 
 def _is_jaxpr(value: Any) -> bool:

@@ -268,6 +268,7 @@ class LocalStep(TrainStep):
 
     def _exchanged(self, state: State) -> State:
         """The state after an exchange: outer parameters and state, from which all workers go on."""
+        assert state.workers is not None
         trained, frozen = self._parts(state)
         of_workers, of_each = self._parts(state.workers)
         mean = self._mean(of_workers)
