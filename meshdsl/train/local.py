@@ -170,10 +170,24 @@ class LocalStep(TrainStep):
         )
 
     def restarted(self, state: State) -> State:
-        def begun(state: State) -> State:
-            return self._begun(state.replace(opt_state=self.first_opt_state(state)))
+        return jax.jit(self._begun_again, out_shardings=self.shardings)(state)
 
-        return jax.jit(begun, out_shardings=self.shardings)(state)
+    def rejoined(self, state: State) -> State:
+        """`state` with workers that begin from the outer parameters; its memory is used for that.
+
+        The state of the outer optimizer stays, and that of the inner ones begins again.
+        """
+
+        def rejoined(state: State) -> State:
+            return self._begun_again(state).replace(opt_state=state.opt_state)
+
+        return jax.jit(rejoined, out_shardings=self.shardings, donate_argnums=0)(state)
+
+    def _begun_again(self, state: State) -> State:
+        """As `_begun`, with the outer parameters that a state has."""
+        kept = {name: getattr(state, name) for name in ("step", "params", "key", "adapters")}
+        first = super()._first_state(state.key).replace(**kept)
+        return self._begun(first.replace(opt_state=self.first_opt_state(first)))
 
     def _own(self, state: State) -> State:
         """What of the state of one worker is its own."""
@@ -252,7 +266,8 @@ class LocalStep(TrainStep):
         return self._means(measured)
 
     def _without_gradients(self, state: State) -> set[str]:
-        return {f"params.{name}" for name in parameters_by_name(state.params)}
+        outer = {"params": state.params, "adapters": state.adapters}
+        return set(parameters_by_name(outer))
 
     # -- the exchange ----------------------------------------------------------------------------
 

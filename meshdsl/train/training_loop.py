@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -101,11 +101,19 @@ class TrainingLoop:
                     f"no checkpoint in {self.folder.checkpoints}: the run begins again"
                 )
             return self.first_state(), 0
-        state, _, position = self.checkpoints.restore(self.job.state)
+        state, position = self._restored()
         self.batches.set_state(position)
         done = int(state.step)
         self.console.print(f"resumed after step {done}")
         return state, done
+
+    def _restored(self) -> tuple[State, Any]:
+        """The state of the newest checkpoint, and where the run was in its data."""
+        state, _, position = self.checkpoints.restore(self.job.state)
+        if self.job.local and self.checkpoints.forgot:
+            state = self.job.local.rejoined(state)
+            self.console.print("all workers begin again from the outer parameters")
+        return state, position
 
     def first_state(self) -> State:
         """The state before any step: drawn from the seed, or with parameters of a warm start."""
@@ -242,7 +250,7 @@ class TrainingLoop:
         if self.checkpoints.latest is None:
             state, done = self.first_state(), 0
         else:
-            state, _, _ = self.checkpoints.restore(self.job.state)
+            state, _ = self._restored()
             done = int(state.step)
         self.console.print(
             f"rolled back to step {done}; the data go on after the batch that was no good"

@@ -99,7 +99,6 @@ def run(
     if config.deterministic:
         check_deterministic(mesh, executable is not None)
     of_run = folder.stored_config if resume else None
-    _check_workers(config, folder if resume else None)
     precision, formats = with_formats(config.precision, chip_of(devices[0]), of_run)
     config = replace(config, precision=precision)
     choice = choose_here(config, layout, mesh)
@@ -123,7 +122,7 @@ def run(
         checkpoints = Checkpoints(
             folder.checkpoints,
             **asdict(config.checkpoint),
-            forgets="dropped",
+            forgets="workers" if config.local.workers else "dropped",
             report=console.print,
         )
         stack.enter_context(closing(checkpoints))
@@ -167,17 +166,6 @@ def _check_config(config: Config, resume: bool) -> None:
     check(config.log, config.steps)
     if config.warm_start and not Path(config.warm_start).exists():
         raise md.MeshDSLError(f"warm_start={config.warm_start}: no such run, and no such file")
-
-
-def _check_workers(config: Config, goes_on: RunFolder | None) -> None:
-    """Raise a MeshDSLError where the run that goes on has another number of workers."""
-    before = goes_on.stored_config().local.workers if goes_on else config.local.workers
-    if goes_on and before != config.local.workers:
-        raise md.MeshDSLError(
-            f"local.workers={config.local.workers}: the run in {goes_on.path} has {before}, and "
-            "each has a state of its own; to go on with another number, begin a new run with "
-            f"warm_start={goes_on.path}"
-        )
 
 
 def _lock_folder(folder: RunFolder, lock: ExitStack, job: Job, checkpoints: Checkpoints) -> None:

@@ -115,8 +115,8 @@ def test_slices_train_as_workers_on_one_device(name):
 @pytest.mark.parametrize(
     ("layout", "settings"),
     [
-        (with_workers("fsdp", 2), ("local.workers=4",)),  # two workers on each slice
-        (find_layout("fsdp"), ("local.workers=2",)),  # all workers on all devices
+        (with_workers("fsdp", 2), ("local.workers=4", "batch=16")),  # two workers on each slice
+        (find_layout("fsdp"), ("local.workers=2", "batch=16")),  # all workers on all devices
         (with_workers("fsdp", 2, optimizer=["d_ff, vocab -> replica"]), ("local.workers=2",)),
     ],
     ids=["two of four", "without a rule", "optimizer"],
@@ -257,7 +257,7 @@ def test_the_state_of_the_outer_optimizer_may_be_split_over_slices():
         for x in jax.tree.leaves(job.state.opt_state, is_leaf=is_tensor)
         if is_tensor(x) and [d.name for d in x.dims] == ["vocab", "d_model"]
     ]
-    assert momentum.array.sharding.spec == ("replica", "data")
+    assert tuple(momentum.array.sharding.spec) == ("replica", "data")
 
 
 ERRORS = {

@@ -3,6 +3,9 @@
 import json
 import re
 
+import jax
+import numpy as np
+import optax
 import pytest
 
 from meshdsl.predict.compiler.collectives import from_hlo
@@ -10,7 +13,8 @@ from meshdsl.train.checkpoints.safetensors_files import TensorFiles
 from meshdsl.train.trained import parameters_by_name
 from meshdsl_cli import main
 from tests.train.common import SHORT, TINY, losses, records
-from tests.train.test_local import EXPERTS, local_job, with_workers
+from tests.train.test_local import EXPERTS, drawn, local_job, small_batch, small_step, with_workers
+from tests.train.test_two_processes import train_in_two
 
 WORKERS = """
 [mesh.dcn]
@@ -73,19 +77,70 @@ def test_a_run_goes_on_bit_for_bit(tmp_path, layout, text, capsys):
     prompt = ["--prompt", "def ", "--tokens", "4"]
     assert main(["generate", str(whole), *prompt]) == 0
 
-    other = ["train", "--resume", "--out", str(whole), "local.workers=4", "steps=9"]
-    assert main(other) == 2
-    said = capsys.readouterr().err
-    assert f"local.workers=4: the run in {whole} has 2, and each has a state of its own" in said
+    # All workers on one device go on as workers in slices do.
+    for folder, on in ((whole, layout), (again, "single")):
+        more = ["steps=9", f"layout={on}"]
+        assert main(["train", "--resume", "--out", str(folder), *more]) == 0
+    assert losses(again) == pytest.approx(losses(whole), rel=1e-6)
+
     warm = ["train", "--out", str(tmp_path / "warm"), *settings(layout, text), "local.workers=4"]
-    assert main([*warm, f"warm_start={whole}", "steps=1", "batch=16"]) == 0
+    more = ["steps=1", "batch=16", "precision.loss_scale=dynamic"]
+    assert main([*warm, f"warm_start={whole}", *more]) == 0
     said = capsys.readouterr().out
-    assert f"warm start from {whole}, step 7: 12 of 12 parameters" in said
+    assert f"warm start from {whole}, step 9: 12 of 12 parameters" in said
 
 
 @pytest.mark.slow
-def test_a_step_that_is_not_finite_is_rolled_back(tmp_path, layout, text):
-    """One worker's loss is enough."""
+def test_a_run_goes_on_with_another_number_of_workers(tmp_path, layout, text, capsys):
+    """From the outer parameters; the state of the outer optimizer stays."""
+    how = [*settings(layout, text), "batch=16", "precision.loss_scale=dynamic"]
+    out = tmp_path / "run"
+    assert main(["train", "--out", str(out), *how, "steps=8", "checkpoint.keep=9"]) == 0
+    more = ["train", "--resume", "--out", str(out), "local.workers=4", "steps=10"]
+    assert main(more) == 0
+    said = capsys.readouterr().out
+    assert "`workers` is other in the checkpoint of step 8; it begins again" in said
+    assert "all workers begin again from the outer parameters" in said
+    assert "resumed after step 8" in said
+    assert len(losses(out)) == 10
+    lion = [*more[:-2], "local.workers=4", "steps=11", "optimizer.name=lion"]
+    assert main(lion) == 2
+    assert "holds a checkpoint of another model or optimizer: `workers.opt_state" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.slow
+def test_workers_rejoin_from_the_outer_parameters():
+    first = {"up": drawn(5, 6), "down": drawn(6)}
+    step = small_step(first, optax.adam(0.1), optax.sgd(0.7, 0.9, nesterov=True))
+    state = step.init(jax.random.key(0))
+    batch = small_batch(drawn(16, 5), drawn(16))
+    for _ in range(2):
+        state, _ = step(state, batch)
+    state = step.exchange(state)
+    state, _ = step(state, batch)
+    outer, momentum = jax.device_get((state.params, state.opt_state))
+    found = step.rejoined(state)
+    for name, x in outer.items():
+        np.testing.assert_array_equal(found.params[name].array, x.array)
+        for own in np.asarray(found.workers.params[name].array):
+            np.testing.assert_array_equal(own, x.array)
+    jax.tree.map(np.testing.assert_array_equal, found.opt_state, momentum)
+    inner = jax.tree.leaves(found.workers.opt_state)
+    assert not any(np.any(np.asarray(x)) for x in inner)
+
+
+@pytest.mark.slow
+def test_two_processes_with_a_worker_each_train_as_one_process(tmp_path, layout, text):
+    how = settings(layout, text)
+    assert main(["train", "--out", str(tmp_path / "one"), *how]) == 0
+    train_in_two(layout, how, tmp_path / "two")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_step_that_is_not_finite_is_skipped_by_each_worker(tmp_path, layout, text):
     how = [*settings(layout, text), "guard.nonfinite=skip", "guard.patience=2"]
     out = tmp_path / "run"
     assert main(["train", "--out", str(out), *how, "optimizer.learning_rate=1e30"]) == 2

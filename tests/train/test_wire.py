@@ -192,7 +192,7 @@ def test_what_is_dropped_is_forgotten_where_the_axis_gets_another_size(tmp_path,
         how = [f"layout={layout}", f"steps={steps}", "devices=8"]
         capsys.readouterr()
         assert main(["train", "--resume", *out, *how]) == 0
-        said = f"`dropped` is other in the checkpoint of step {steps - 2}; it begins again with"
+        said = f"`dropped` is other in the checkpoint of step {steps - 2}; it begins again"
         assert (said in capsys.readouterr().out) == forgets
     assert len(losses(tmp_path / "run")) == steps
 

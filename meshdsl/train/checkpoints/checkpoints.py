@@ -61,7 +61,7 @@ class Checkpoints:
       keep: how many of the newest are kept.
       keep_every: checkpoints of steps that this number divides are kept for good; 0: none are.
       forgets: the name of a part of the state that may be lost. Where a checkpoint has none of it,
-        or one of other dims, it begins with zeros.
+        or one of other dims, it begins with zeros, and `forgot` is true from then on.
       report: called with a line on each damaged checkpoint that is passed over, and on what is
         forgotten.
 
@@ -83,7 +83,7 @@ class Checkpoints:
         self.folder = Path(folder)
         self._keep = whole_number("Checkpoints: `keep`", keep, 1)
         self._keep_every = whole_number("Checkpoints: `keep_every`", keep_every, 0)
-        self._report, self._forgets = report, forgets
+        self._report, self._forgets, self.forgot = report, forgets, False
         self._schedule = SaveSchedule(whole_number("Checkpoints: `every`", every, 0), minutes)
         self._writer: Writer | None = None
         self._background = ThreadPoolExecutor(1, "checkpoint")
@@ -213,10 +213,9 @@ class Checkpoints:
         numbers = tree_leaves.numbers_in(newest.manifest["state"])
         lost = self._lost(newest.manifest, target)
         if lost:
-            self._report(
-                f"`{self._forgets}` is other in the checkpoint of step {newest.step}; it begins "
-                "again with zeros"
-            )
+            where = f"in the checkpoint of step {newest.step}"
+            self._report(f"`{self._forgets}` is other {where}; it begins again")
+        self.forgot = bool(lost)
         zeros = {name: zeros_as(every[name]) for name in lost & every.keys()}
         state = tree_leaves.with_arrays(target, newest.arrays | numbers | zeros)
         return Restored(as_before(like, state), newest.step, newest.manifest["data"])
@@ -261,13 +260,18 @@ class Checkpoints:
             )
 
     def _lost(self, content: Manifest, state: Any) -> set[str]:
-        """The names, there and here, of what is forgotten; none where both sides have it alike."""
+        """The names, there and here, of what is forgotten; none where both sides have it alike.
+
+        None either where both have it, but not the same leaves: then it is of something else.
+        """
         if not self._forgets:
             return set()
         there, here = (
             {name: leaf for name, leaf in side.items() if name.startswith(f"{self._forgets}.")}
             for side in (content["state"], tree_leaves.describe(state))
         )
+        if there and here and there.keys() != here.keys():
+            return set()
         return {*there, *here} if tree_leaves.first_difference(there, here) else set()
 
     def _prepare_folder(self) -> None:
