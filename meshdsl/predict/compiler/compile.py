@@ -123,7 +123,8 @@ def _report_compiled(
     time = None
     if replayed and model_flops:
         time = TimeView.of(replayed, model_flops, target.chip.flops)
-    hosts = _HOSTS.format(", ".join(between)) if between else ""
+    crossed = ", ".join(axis for axis in between if axis in program.own_axes)
+    hosts = _HOSTS.format(crossed) if crossed else ""
     return CompiledReport(
         **known,
         fits=fits,
