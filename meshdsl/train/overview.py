@@ -93,10 +93,10 @@ def memory_lines(state: Any) -> Iterator[str]:
     count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     yield f"{count:,} parameters"
     kinds = [("parameters", state.params), ("optimizer state", state.opt_state)]
+    if state.adapters:
+        kinds.insert(1, ("adapters", state.adapters))
     if state.workers is not None:
         kinds.append(("of workers", state.workers))
-    if adapters := getattr(state, "adapters", None):
-        kinds.insert(1, ("adapters", adapters))
     for what, tree in kinds:
         part, whole = byte_words(device_bytes(tree)), byte_words(whole_bytes(tree))
         yield f"  {what:16}{part:>10} per device, {whole} in all"

@@ -1,7 +1,5 @@
 """The report before the first step."""
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 
@@ -12,6 +10,7 @@ from meshdsl.mesh import make_mesh
 from meshdsl.program.collective import Collective
 from meshdsl.tensor import parameter
 from meshdsl.train.overview import describe
+from meshdsl.train.step import State
 
 REPORT = """\
 layout mixed, mesh data=4 model=2 on 8 cpu devices
@@ -49,7 +48,7 @@ def test_everything_that_the_layout_decided_is_printed():
         Collective("all_gather", ("data",), 1, 500, "float32"),
         Collective("psum", ("data", "model"), 1, 4, "float32"),
     ]
-    report = describe(layout, mesh, SimpleNamespace(params=params, opt_state=params), collectives)
+    report = describe(layout, mesh, State(jnp.zeros(()), params, params, None), collectives)
     expected = REPORT.replace(
         "mlp.scale[d_model_data]          8", f"{'mlp.scale[d_model_data]':32}  8"
     )
@@ -60,6 +59,6 @@ def test_a_step_without_collectives_says_so():
     layout = Layout()
     scale = jax.device_put(jnp.ones(8), jax.devices()[0])
     params = {"scale": parameter(scale, (Dim("d_model", 8),))}
-    report = describe(layout, make_mesh(layout), SimpleNamespace(params=params, opt_state=()), [])
+    report = describe(layout, make_mesh(layout), State(jnp.zeros(()), params, (), None), [])
     assert "mesh without axes on 1 cpu device" in report
     assert "collectives of one step\n  none" in report
