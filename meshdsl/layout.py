@@ -70,8 +70,6 @@ class Layout:
         are there, or "layer": each where it is made, while the backward pass goes on. Gradients of
         microbatches are summed once per step in any case.
       spent: axes that no rule can take any more, see `Scope.spending`.
-      mapped: axes, major first, that no rule can take, because all of the program is mapped along
-        them from the outside, see `lowering.mapped`.
       turns: rules below all `rules` whose axes are turns of a loop, see `Scope.taking_turns`.
       unsplit: dims and axes: no rule gives the axis to the dim, see `Scope.taking_turns`.
     """
@@ -88,7 +86,6 @@ class Layout:
     name: str = "layout"
     sum: str = "step"
     spent: frozenset[str] = frozenset()
-    mapped: tuple[str, ...] = ()
     turns: tuple[Rule, ...] = ()
     unsplit: frozenset[tuple[str, str]] = frozenset()
 
@@ -203,7 +200,7 @@ class Layout:
         names = {d.name for d in dims}
         taken: dict[str, Rule] = {}
         for rule in self.at(level):
-            if rule.dim not in names or rule.axis in self.spent or rule.axis in self.mapped:
+            if rule.dim not in names or rule.axis in self.spent:
                 continue
             if (rule.dim, rule.axis) in self.unsplit:
                 continue

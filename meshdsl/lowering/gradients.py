@@ -294,7 +294,11 @@ def _differentiated(run: Callable, arrays: list, args, accumulate: Dim | None):
     # Each device adds up its own terms; nothing is summed over devices before the last microbatch.
     zeros = [collectives.vary(jnp.zeros_like(a), collectives.varying(a)) for a in arrays]
     total, outs = lax.scan(add_turn, zeros, jnp.arange(accumulate.size))
-    mean = jax.tree.map(lambda a: jnp.mean(a, axis=0), outs)
+    # By additions, because a sum along a dim of an array is refused where parts of it differ.
+    first = jax.tree.map(lambda a: jnp.zeros_like(a[0]), outs)
+    added = lambda sums, out: (jax.tree.map(jnp.add, sums, out), None)
+    sums, _ = lax.scan(added, first, outs, unroll=True)
+    mean = jax.tree.map(lambda a: a / accumulate.size, sums)
     return uncarried(mean), [g / accumulate.size for g in total]
 
 

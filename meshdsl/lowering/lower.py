@@ -22,7 +22,6 @@ from meshdsl.errors import LEAKED, MeshDSLError, quote
 from meshdsl.layout import Layout
 from meshdsl.lowering import collectives, resharding
 from meshdsl.lowering.leaf_check import check_parts
-from meshdsl.lowering.mapped import mappable
 from meshdsl.lowering.scope import IN_ORDER, Scope, check_alike, common
 from meshdsl.lowering.shardings import level_of, levels_of, partition_spec, shardings
 from meshdsl.mesh import device_kind_of, make_mesh, platform_of
@@ -203,8 +202,7 @@ class Lowered:
         closed = inlined.trace(*arrays).jaxpr  # `jit` keeps it for the call that follows
         if scope.takes_parts:
             check_parts(closed, self.mesh.shape, self.name)
-        run = mappable(closed, self.layout.mapped) if self.layout.mapped else inlined
-        arrays = run(*arrays)
+        arrays = inlined(*arrays)
         out_tree, kinds = result
         outs = [Tensor(a, *kind) if kind else a for a, kind in zip(arrays, kinds, strict=True)]
         return jax.tree.unflatten(out_tree, outs)

@@ -234,7 +234,8 @@ class Scope:
         self._splits, self.loops = {}, {}
         self.mapped = (*self.mapped, (dim, axes))
         try:
-            yield
+            with self.recorder.spending(self.layout.spent):
+                yield
         finally:
             self.layout, self._splits, self.loops, self.mapped = outer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import wraps
 
 import jax
 
@@ -48,6 +49,7 @@ def over(dim: Dim | str, fn: Callable) -> Callable:
       MeshDSLError: no argument has `dim`, or `fn` returns something that is no Tensor.
     """
 
+    @wraps(fn)
     def mapped(*args):
         tensors = [x for x in leaves_of(args) if is_tensor(x)]
         known = [d for t in tensors for d in t.dims]
@@ -90,7 +92,10 @@ def _mapped(dim: Dim, fn: Callable, args: tuple):
     with scope.spending(axes, dim) if scope else nullcontext():
         given = [array_of("over", x) for x, h in zip(entered, has, strict=True) if h]
         count = scope.part(dim, axes) if scope else dim.size
-        results = jax.vmap(element, axis_size=count)(*given)
+        if count == 1:  # kernels and loops need not know of a map
+            results = jax.tree.map(lambda x: x[None], element(*[x[0] for x in given]))
+        else:
+            results = jax.vmap(element, axis_size=count)(*given)
     return each(lambda t: _left(t, dim, axes), uncarried(results))
 
 

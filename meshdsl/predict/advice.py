@@ -23,8 +23,8 @@ def idle_axes(op: Op, program: Program) -> tuple[str, ...]:
     """
     pipeline = program.pipeline_of(op)
     split = (*op.axes, *(pipeline.axes if pipeline else ()))
-    used = {a for axes in split for a in axes}
-    return tuple(a for a, size in program.own_axes.items() if size > 1 and a not in used)
+    used = op.spent.union(a for axes in split for a in axes)
+    return tuple(a for a, size in program.axis_sizes.items() if size > 1 and a not in used)
 
 
 def advice(op: Op, idle: tuple[str, ...], program: Program) -> str:

@@ -85,10 +85,16 @@ def explain(
         units=units,
         unit=unit,
         notes=unused(program),
-        remedies=remedies(memory, ops, program.own_axes),
+        remedies=remedies(memory, ops, _free_axes(program)),
         pipelines=pipeline_views(program, graph, memory.at_rest, ops, time),
         repeated=tuple(_advised(one, program) for one in repeated_work(program)),
     )
+
+
+def _free_axes(program: Program) -> dict[str, int]:
+    """The axes along which no part of the program is mapped, with their sizes."""
+    spent = {axis for op in program.ops for axis in op.spent}
+    return {axis: size for axis, size in program.axis_sizes.items() if axis not in spent}
 
 
 def _advised(repeated: RepeatedView, program: Program) -> RepeatedView:
@@ -228,7 +234,7 @@ def _axes(
                 bytes=sum(c.total_bytes for c in over),
                 lies=network.describe(axis) if network else "",
                 seconds=seconds,
-                idle=size > 1 and axis in program.own_axes and axis not in used,
+                idle=size > 1 and axis not in used,
                 between=between,
             )
         )

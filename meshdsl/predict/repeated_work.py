@@ -86,7 +86,7 @@ class _Walk:
 
     def __init__(self, program: Program):
         self._program = program
-        self._axes = [axis for axis, size in program.own_axes.items() if size > 1]
+        self._axes = [axis for axis, size in program.axis_sizes.items() if size > 1]
         self.differs: dict[Value, Axes] = {}
         self.work: dict[tuple, list[Fraction]] = defaultdict(lambda: [Fraction(0), Fraction(0)])
 

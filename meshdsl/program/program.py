@@ -87,7 +87,6 @@ class Program:
       ops: the ops in program order, each with the split of its loop nest, its moves and its source.
       layout: the layout that it was recorded under.
       axis_sizes: the mesh, `{axis: size}`.
-      own_axes: of these the axes that all of the program is not mapped along, see `Layout.mapped`.
       jaxpr: the closed jaxpr of one call. Inside of its `shard_map`s is the program of one device.
       arguments: what it is called with, one for each input of the jaxpr.
       donated: for each of the arguments, whether its memory is used for results.
@@ -105,7 +104,6 @@ class Program:
         donated: Collection[int] = (),
         optimizer: Collection[int] = (),
         frozen: Collection[str] = (),
-        mapped: Collection[str] = (),
     ):
         """Makes the record of one trace.
 
@@ -114,12 +112,10 @@ class Program:
           donated: positions of the `args` that are donated.
           optimizer: positions of the `args` that are the state of an optimizer.
           frozen: the names of parameters that have no gradient.
-          mapped: the axes that all of the program is mapped along.
         """
         self.ops = list(ops)
         self.layout = layout
         self.axis_sizes = dict(axis_sizes)
-        self.own_axes = {a: n for a, n in self.axis_sizes.items() if a not in mapped}
         self.jaxpr = jaxpr
         each = [
             arguments_in(arg, f"argument {i}", "optimizer" if i in optimizer else None)

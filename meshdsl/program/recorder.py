@@ -89,6 +89,7 @@ class Op:
       visited: names of the dims whose parts stay where they are, and are sent elements of other
         operands, if a rule with `move = "exchange"` splits them.
       schedule: of a pipeline, which stage works on what, when.
+      spent: the axes over which it is mapped by an `over`, so that no dim of it can have them.
       number: counts through the ops of all recorders, in the order in which they were begun.
     """
 
@@ -106,6 +107,7 @@ class Op:
     unsplit: tuple[str, ...] = ()
     visited: tuple[str, ...] = ()
     schedule: Schedule | None = None
+    spent: frozenset[str] = frozenset()
     number: int = field(default_factory=next_op_number)
 
     def aside(self) -> Op:
@@ -145,6 +147,7 @@ class Recorder:
         self._loops: tuple[tuple[str, int], ...] = ()
         self._again: Iterator[Op] | None = None  # see `once`
         self._turns: dict[str, int] = {}  # see `in_turns`
+        self._spent: frozenset[str] = frozenset()  # see `spending`
 
     def begin(self, name: str, dims: Dims, axes, waste: float = 0.0) -> Op:
         """Records an op; its moves are added to `Op.moves` as they are made."""
@@ -160,6 +163,7 @@ class Recorder:
             _user_lines(),
             self._loops,
             waste,
+            spent=self._spent,
         )
         self.ops.append(op)
         self.names.update([d.name for d in dims])
@@ -209,6 +213,15 @@ class Recorder:
             yield
         finally:
             self._turns = before
+
+    @contextmanager
+    def spending(self, axes: frozenset[str]):
+        """Ops recorded inside of this `with` are mapped over these axes, all that are spent."""
+        before, self._spent = self._spent, axes
+        try:
+            yield
+        finally:
+            self._spent = before
 
     @contextmanager
     def not_repeated(self):

@@ -1,10 +1,10 @@
 """Workers that train apart and exchange what they learned now and then: DiLoCo.
 
 `worker` is a dim of parameters, of optimizer state and of the batch, and `worker -> replica` a rule
-like any other. A worker's step is a `TrainStep`: all workers together are its map along `worker`,
-so two workers on one device are two slices of its arrays. `worker` stands at the top of every loop
-nest of this step, so the axes that its rules take are taken in all of it: no collective of a step
-can run over them, and another rule that names them skips them.
+like any other. A worker's step is that of a `TrainStep`, and all workers together are its map along
+`worker`: an `over` of its loss and gradients, and `jax.vmap` of the optimizer's update. Inside of
+an `over` the axes of its dim are spent: no collective of a step can run over them, and another rule
+that names them skips them.
 
 Every so many steps there is an exchange. The mean of the workers' parameters is an op of the
 language, so by the law it is one sum over the axes of `worker`. How far it lies from the *outer*
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import wraps
 from math import prod
 from typing import Any
 
@@ -36,6 +37,7 @@ from meshdsl.lowering.shardings import shardings
 from meshdsl.program.program import Program
 from meshdsl.rules import DEFAULTS
 from meshdsl.tensor import Tensor, is_tensor
+from meshdsl.train.muon import InStacks
 from meshdsl.train.precision import cast
 from meshdsl.train.step import State, TrainStep
 from meshdsl.train.trained import parameters_by_name, without
@@ -49,7 +51,7 @@ def worker_axes(layout: Layout) -> tuple[str, ...]:
 
 
 def layout_of_worker(layout: Layout, worker: Dim, sizes: Mapping[str, int]) -> Layout:
-    """The layout of a worker's step, which is mapped along the axes of `worker`.
+    """The layout of one element of `worker`, whose axes nothing else can have.
 
     Raises:
       MeshDSLError: `worker` does not divide over its axes; its rule says more than axes, is not in
@@ -80,7 +82,7 @@ def layout_of_worker(layout: Layout, worker: Dim, sizes: Mapping[str, int]) -> L
             f"{layout.taken((worker,))[axes[0]]}: local.workers={worker.size} does not divide over "
             f"{over}"
         )
-    return replace(layout, mapped=axes)
+    return replace(layout, spent=frozenset(axes))
 
 
 class LocalStep(TrainStep):
@@ -94,7 +96,7 @@ class LocalStep(TrainStep):
       layout: its rules may give axes to `worker`. Without one all devices have all workers.
 
     Attributes:
-      layout: that of a worker's step.
+      split_of_gradients: of one worker.
 
     Raises:
       MeshDSLError: as a `TrainStep`; or `worker` is a dim of the model, or cannot be split so.
@@ -114,14 +116,15 @@ class LocalStep(TrainStep):
         **how: Any,
     ):
         self.worker = Dim(WORKER, workers)
-        of_worker = layout_of_worker(layout, self.worker, mesh.shape)
+        self._of_worker = layout_of_worker(layout, self.worker, mesh.shape)
         self._axes = worker_axes(layout)
         self._outer = optax.with_extra_args_support(outer)
-        super().__init__(init, loss, tx, of_worker, mesh, dims=[*dims, WORKER], **how)
+        super().__init__(init, loss, tx, layout, mesh, dims=[*dims, WORKER], **how)
         trained, _ = self._parts(self.shapes)
         for name, x in parameters_by_name(self.shapes.params).items():
             self._check_parameter(name, x)
-        self._split_of_outer = shardings(trained, layout, mesh, "optimizer")
+        self._split_of_outer = self.split_of_gradients
+        self.split_of_gradients = shardings(trained, self._of_worker, mesh, "optimizer")
         self._mean = md.lower(self._mean_of_workers, layout, mesh, dims=self._dims)
         self._outer_to_rest = gather_updated(layout, mesh, self._dims)
         self.exchange = jax.jit(
@@ -140,10 +143,10 @@ class LocalStep(TrainStep):
             raise MeshDSLError(
                 f"local.workers: `{name}` has a dim `{WORKER}` of its own; give that another name"
             )
-        split = self._whole_layout.at_rest(x.dims, self.mesh.shape, "parameters")
+        split = self.layout.at_rest(x.dims, self.mesh.shape, "parameters")
         for dim, axes in split.items():
             if both := [axis for axis in axes if axis in self._axes]:
-                rule = self._whole_layout.taken(x.dims, "parameters")[both[0]]
+                rule = self.layout.taken(x.dims, "parameters")[both[0]]
                 raise MeshDSLError(
                     f"{rule}: splits `{name}` over `{both[0]}`, by its `{dim.name}`, and each "
                     f"worker along `{both[0]}` has parameters of its own; the list `optimizer` may "
@@ -205,15 +208,17 @@ class LocalStep(TrainStep):
         return jax.tree.map(rest, tree, is_leaf=is_tensor)
 
     def _state_shardings(self, shapes: State, opt_state: Any) -> State:
-        of_outer = shardings(shapes.opt_state, self._whole_layout, self.mesh, "optimizer")
+        assert shapes.workers is not None
         one = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self._of_one(shapes.workers)
+            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype),
+            self._of_one(shapes.workers.opt_state),
         )
-        of_one = super()._state_shardings(
-            one, shardings(one.opt_state, self.layout, self.mesh, "optimizer")
-        )
-        workers = jax.tree.map(self._ahead, of_one.replace(step=None, key=None))
-        return super()._state_shardings(shapes, of_outer).replace(workers=self._in_front(workers))
+        of_one = shardings(one, self._of_worker, self.mesh, "optimizer")
+        of_all = self._in_front(jax.tree.map(self._ahead, of_one))
+        workers = super()._state_shardings(shapes.workers, of_all)
+        scale = jax.tree.map(self._ahead, workers.scale)
+        workers = workers.replace(step=None, key=None, scale=scale)
+        return super()._state_shardings(shapes, opt_state).replace(workers=workers)
 
     def _ahead(self, of_one: NamedSharding) -> NamedSharding:
         """The sharding of an array of all workers, of which that of one worker has another."""
@@ -222,45 +227,67 @@ class LocalStep(TrainStep):
     def _place_of_metrics(self) -> Any:
         return self._ahead(NamedSharding(self.mesh, PartitionSpec()))
 
-    def _placed(self, tree: Any, places: Any) -> Any:
-        """As that of a `TrainStep`, of one worker: in a map the axes of workers stand in front."""
-        constrained = jax.lax.with_sharding_constraint
-
-        @jax.custom_batching.custom_vmap
-        def at(tree: Any) -> Any:
-            return constrained(tree, places)
-
-        @at.def_vmap
-        def mapped(_: int, is_mapped: list[Any], tree: Any) -> tuple[Any, Any]:
-            ahead = lambda m, place: self._ahead(place) if m else place
-            return constrained(tree, jax.tree.map(ahead, is_mapped[0], places)), is_mapped[0]
-
-        return at(tree)
-
     # -- the step --------------------------------------------------------------------------------
 
-    def _of_each(self, fn: Callable, state: State, batch: dict[str, Tensor]) -> Any:
-        """What `fn` gives for the state and the batch of each worker, with `worker` in front."""
+    def _of_model(self, loss_and_gradients: Callable) -> Callable:
+        @wraps(loss_and_gradients)
+        def of_worker(params, batch, key, dropped, *rest):
+            key, *rest = [x.array if is_tensor(x) and not x.dims else x for x in (key, *rest)]
+            return loss_and_gradients(params, batch, key, dropped, *rest)
+
+        return md.over(WORKER, of_worker)
+
+    def _loss_and_gradients_of(self, state: State, batch: dict[str, Tensor]) -> Any:
+        key, *scale = self._of_each(self._key_and_scale, state)
+        ahead = () if self.microbatches is None else (self.microbatches,)
+        key = Tensor(key, (self.worker, *ahead))
+        scale = [Tensor(x, (self.worker,)) for x in scale]
+        assert state.workers is not None
+        trained, _ = self._parts(state.workers)
+        _, frozen = self._parts(state)
+        dropped = state.workers.dropped or {}
+        return self._gradients(trained, batch, key, dropped, *scale, *frozen)
+
+    def _of_each(self, fn: Callable, state: State, *args: Any) -> Any:
+        """What `fn` gives for the state of each worker and its part of `args`: arrays of all."""
+        assert state.workers is not None
         _, frozen = self._parts(state)
 
-        def of_one(own: State, batch: dict[str, Tensor], number) -> Any:
+        def of_one(own: State, number, *args: Any) -> Any:
             key = jax.random.fold_in(state.key, number)
             one = own.replace(step=state.step, key=key)
-            return fn(self._with_trained(one, self._parts(own)[0], frozen), batch)
+            return fn(self._with_trained(one, self._parts(own)[0], frozen), *args)
 
+        mapped = jax.vmap(of_one, spmd_axis_name=self._axes or None)
         numbers = jnp.arange(self.worker.size)
-        return jax.vmap(of_one)(self._of_one(state.workers), self._of_one(batch), numbers)
+        return mapped(self._of_one(state.workers), numbers, *self._of_one(args))
 
     def _one_step(self, state: State, batch):
-        def one_step(one: State, batch: dict[str, Tensor]) -> tuple[State, dict[str, jax.Array]]:
-            after, measured = TrainStep._one_step(self, one, batch)
+        def one_step(one: State, found: Any) -> tuple[State, dict[str, jax.Array]]:
+            after, measured = self._after(one, found)
             return self._own(after), measured
 
-        workers, measured = self._of_each(one_step, state, batch)
-        return state.replace(step=state.step + 1, workers=self._in_front(workers)), measured
+        found = self._loss_and_gradients_of(state, batch)
+        workers, measured = self._of_each(one_step, state, found)
+        workers = self._in_front(workers)
+        trained, of_each = self._parts(workers)
+        workers = self._with_trained(workers, self._to_rest(trained), of_each)
+        return state.replace(step=state.step + 1, workers=workers), measured
 
-    def gradients(self, state: State, batch: dict[str, Tensor]) -> Any:
-        return self._in_front(self._of_each(super().gradients, state, batch))
+    def _run_lowered(self, in_stacks: InStacks, tree: Any) -> Any:
+        @jax.custom_batching.custom_vmap
+        def run(tree: Any) -> Any:
+            return in_stacks.of_one_device(tree)
+
+        @run.def_vmap
+        def of_all(_: int, is_mapped: Any, tree: Any) -> tuple[Any, Any]:
+            del is_mapped  # all of it is
+            lowered = in_stacks.lowered(tree, self._of_worker, self.mesh, self._dims, self.worker)
+            self._in_update.append(lowered)
+            made = self._of_one(lowered(self._in_front(tree)))
+            return made, jax.tree.map(lambda _: True, made)
+
+        return run(tree)
 
     def told(self, measured: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
         return self._means(measured)
@@ -313,7 +340,7 @@ class LocalStep(TrainStep):
         return Program(
             [*self._mean.record, *self._outer_to_rest.record],
             traced.jaxpr,
-            self._whole_layout,
+            self.layout,
             dict(self.mesh.shape),
             (self.abstract,),
             (0,),

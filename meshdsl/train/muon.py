@@ -122,16 +122,29 @@ class InStacks(NamedTuple):
         ]
         return replace(layout, rules=(*rules, *layout.rules), strict=False)
 
-    def lowered(self, tree: Any, layout: Layout, mesh: Mesh, dims: Iterable[Dim | str]) -> Lowered:
-        """This function, lowered for trees such as `tree`, split as optimizer state is."""
+    def lowered(
+        self,
+        tree: Any,
+        layout: Layout,
+        mesh: Mesh,
+        dims: Iterable[Dim | str],
+        over: Dim | None = None,
+    ) -> Lowered:
+        """This function, lowered for trees such as `tree`, split as optimizer state is.
+
+        Args:
+          layout: that of one tree.
+          over: a dim that the Tensors have in front, if the function is for many trees at once.
+        """
         sizes = dict(mesh.shape)
 
         # JAX keeps the traces of a function, and each of these is for a tree of its own.
         def optimizer(tree: Any) -> Any:
             return self(tree, layout, sizes)
 
-        inside = self.layout(tree, layout, sizes)
-        return Lowered(optimizer, inside, mesh, dims, optimizer=(0,))
+        inside = replace(self.layout(tree, layout, sizes), spent=frozenset())
+        fn = optimizer if over is None else md.over(over, optimizer)
+        return Lowered(fn, inside, mesh, dims, optimizer=(0,))
 
     def __call__(self, tree: Any, layout: Layout, sizes: Mapping[str, int]) -> Any:
         """What the function makes of each parameter; inside of a lowering by `self.layout`."""

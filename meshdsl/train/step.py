@@ -15,7 +15,6 @@ float32, and rounded before parameters are gathered.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -104,7 +103,7 @@ class TrainStep:
       abstract: the state as `ShapeDtypeStruct`s with shardings; no array is made for it.
       shardings: the sharding of each array of the state.
       compiler_options: the options that the step is compiled with.
-      split_of_gradients: the sharding of each gradient that `gradients` gives.
+      split_of_gradients: the sharding of the gradient of each parameter.
 
     Raises:
       MeshDSLError: the layout does not fit the parameters, the devices cannot offload, or gradients
@@ -139,12 +138,11 @@ class TrainStep:
         self._init, self._clip, self._frozen = init, clip, frozenset(frozen)
         self._tx = optax.with_extra_args_support(tx)
         self.layout, self.mesh, self.microbatches = layout, mesh, microbatches
-        self._whole_layout = replace(layout, mapped=())
         self._precision, self._adapters = precision, adapters
         self._skips = skip_nonfinite or precision.loss_scale == "dynamic"
         inside = feedback.with_senders(layout, wires) if self._wires else layout
         self._gradients = md.lower(
-            loss_and_gradients_of(loss, microbatches, precision),
+            self._of_model(loss_and_gradients_of(loss, microbatches, precision)),
             inside,
             mesh,
             dims=dims,
@@ -193,9 +191,9 @@ class TrainStep:
             dropped=shardings(shapes.dropped, self._gradients.layout, self.mesh, "optimizer"),
         )
 
-    def _placed(self, tree: Any, places: Any) -> Any:
-        """`tree` with its arrays in these shardings, inside of a jitted function."""
-        return jax.lax.with_sharding_constraint(tree, places)
+    def _of_model(self, loss_and_gradients: Callable) -> Callable:
+        """The function that is lowered, as `step_gradients` has it."""
+        return loss_and_gradients
 
     def _place_of_metrics(self) -> Any:
         """The sharding of what a step measures; None: the compiler's."""
@@ -256,12 +254,11 @@ class TrainStep:
         return Program(
             [op for part in parts for op in part.record],
             traced.jaxpr,
-            self._whole_layout,
+            self.layout,
             dict(self.mesh.shape),
             (state, batch),
             (0,),
             frozen=self._without_gradients(state),
-            mapped=self.layout.mapped,
         )
 
     def _without_gradients(self, state: State) -> set[str]:
@@ -275,18 +272,22 @@ class TrainStep:
 
     def gradients(self, state: State, batch: dict[str, Tensor]) -> Any:
         """The gradients of a step, split as optimizer state is; to be compiled by the caller."""
-        grads = self._loss_and_gradients_of(state, batch)[2]
-        return self._placed(grads, self.split_of_gradients)
+        return self._loss_and_gradients_of(state, batch)[2]
 
     def _loss_and_gradients_of(self, state: State, batch: dict[str, Tensor]) -> Any:
         """The loss, what is reported, the gradients, the global norms, and what is dropped."""
-        key = jax.random.fold_in(state.key, state.step)
+        key, *scale = self._key_and_scale(state)
         if self.microbatches is not None:
-            key = Tensor(jax.random.split(key, self.microbatches.size), (self.microbatches,))
-        scale = self._scale(state)
+            key = Tensor(key, (self.microbatches,))
         trained, frozen = self._parts(state)
-        scales = [] if scale is None else [scale]
-        return self._gradients(trained, batch, key, state.dropped or {}, *scales, *frozen)
+        return self._gradients(trained, batch, key, state.dropped or {}, *scale, *frozen)
+
+    def _key_and_scale(self, state: State) -> list[jax.Array]:
+        """The random key of a step, or of each microbatch; and the scale of the loss, if any."""
+        key, scale = jax.random.fold_in(state.key, state.step), self._scale(state)
+        if self.microbatches is not None:
+            key = jax.random.split(key, self.microbatches.size)
+        return [key] if scale is None else [key, scale]
 
     def _parts(self, state: State) -> tuple[Any, list[Any]]:
         """What of a state is trained, and, where not all is, a list of the other parts of it."""
@@ -330,7 +331,16 @@ class TrainStep:
         return cast(self._tx.init(cast(trained, jnp.float32)), self._precision.optimizer)
 
     def _one_step(self, state: State, batch):
-        loss, aux, grads, norms, dropped = self._loss_and_gradients_of(state, batch)
+        after, metrics = self._after(state, self._loss_and_gradients_of(state, batch))
+        trained, frozen = self._parts(after)
+        return self._with_trained(after, self._to_rest(trained), frozen), metrics
+
+    def _after(self, state: State, found: Any) -> tuple[State, dict[str, jax.Array]]:
+        """The state after a step, of which the gradients are found, and what was measured.
+
+        What is trained is split as optimizer state is, and not gathered yet.
+        """
+        loss, aux, grads, norms, dropped = found
         scale = self._scale(state)
         trained, frozen = self._parts(state)
         metrics = {"loss": loss.array, **{name: t.array for name, t in {**aux, **norms}.items()}}
@@ -343,7 +353,7 @@ class TrainStep:
         kept = trained, state.opt_state
         trained, opt_state = self._updated(state, kept, grads, metrics, finite)
         scale = state.scale if state.scale is None else state.scale.after(finite)
-        after = self._with_trained(state, self._to_rest(trained), frozen)
+        after = self._with_trained(state, trained, frozen)
         if state.dropped is not None:
             if finite is not None:
                 keep = lambda new, old: jnp.where(finite, new, old)
@@ -357,6 +367,12 @@ class TrainStep:
             return state.scale.value
         setting = self._precision.loss_scale
         return None if setting == "none" else jnp.asarray(float(setting), jnp.float32)
+
+    def _as_gradients(self, trained: Any) -> Any:
+        """What is trained, split as its gradients are, inside of a jitted function."""
+        if not self.mesh.axis_names:  # JAX maps no constraint for a mesh without axes
+            return trained
+        return jax.lax.with_sharding_constraint(trained, self.split_of_gradients)
 
     def _updated(self, state: State, old: tuple[Any, Any], grads, metrics, finite):
         """Parameters and optimizer state after the update.
@@ -372,7 +388,7 @@ class TrainStep:
         if self._clip:
             factor = jnp.minimum(1.0, self._clip / (metrics["gradient_norm"] + 1e-12))
             grads = jax.tree.map(lambda g: g * factor, grads)
-        before = self._placed(old[0], self.split_of_gradients)
+        before = self._as_gradients(old[0])
         kept = jax.device_put(old[1], self._fetched) if self._fetched else old[1]
         full = [cast(tree, jnp.float32) for tree in (grads, kept, before)]
         self._in_update.clear()
@@ -382,7 +398,7 @@ class TrainStep:
         opt_state = cast(opt_state, self._precision.optimizer)
         if self._precision.stochastic_rounding:
             params = round_at_random(params, state.key, state.step)
-            params = self._placed(params, self.split_of_gradients)
+            params = self._as_gradients(params)
         else:
             params = cast(params, self._precision.params)
         if finite is not None:

@@ -10,6 +10,7 @@ from meshdsl.ops.branch import switch
 from meshdsl.ops.checkpoint import checkpoint
 from meshdsl.ops.loops import map_over, while_loop
 from meshdsl.ops.over import over
+from meshdsl.predict.explain import explain
 from tests.helpers import (
     assert_equal,
     assert_same,
@@ -124,6 +125,30 @@ def test_each_element_has_a_gradient_of_its_own(rules):
     plain = lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2)
     theirs = jax.vmap(jax.grad(plain), (None, 0))(MIX.array, X.array)
     np.testing.assert_allclose(found[1].array, theirs, rtol=1e-5, atol=1e-6)
+
+
+ONE = {"one on a device": layout("a -> m", "b -> n", mesh={"m": 2, "n": 4}, parameters=["e -> n"])}
+
+
+@every({**ONE, "two": layout("b -> n", mesh={"n": 4})}, "one on a device")
+def test_gradients_are_accumulated_for_each_element(rules):
+    a, turns = md.Dim("a", 2), md.Dim("turns", 3)
+
+    def of_one(w, x):
+        loss = lambda w, x: (md.sum(md.square(md.einsum(x, w, out=(E,)))), {"mean": md.mean(x)})
+        return md.value_and_grad(loss, accumulate=turns, has_aux=True)(w, x)
+
+    def run(ws, x):
+        (values, aux), gradients = over(a, of_one)(ws, x)
+        return values, aux["mean"], gradients
+
+    ws, x = weight(a, B, E, ins=(B,), seed=6), data(turns, a, B, seed=7)
+    program, (found, _) = assert_same(run, ws, x, layout=rules, dims=NAMES, gradients=False)
+    plain = lambda w, x: jnp.mean(jnp.sum((x @ w) ** 2, -1))
+    theirs = jax.vmap(jax.grad(plain), (0, 1))(ws.array, x.array)
+    np.testing.assert_allclose(found[2].array, theirs, rtol=1e-5, atol=1e-6)
+    assert not any("m" in c.axes for c in program.collectives)
+    assert not any("m" in op.idle for op in explain(program).ops)
 
 
 @SOME

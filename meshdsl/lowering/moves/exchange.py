@@ -62,7 +62,7 @@ class Visited(Parts):
 
     def most(self, x, axes: Collection[str]):
         """The maximum of a number over devices; it has no derivative."""
-        over = self._scope.in_mesh_order(axes)
+        over = self._scope.in_mesh_order(set(axes) - self._scope.spent)
         self._op.moves.append(recorder.Move("pmax", over, x.dtype.itemsize, self._why))
         with jax.named_scope(self._op.tag):
             return collectives.pmax(x, over)

@@ -123,7 +123,8 @@ def _report_compiled(
     time = None
     if replayed and model_flops:
         time = TimeView.of(replayed, model_flops, target.chip.flops)
-    crossed = ", ".join(axis for axis in between if axis in program.own_axes)
+    sent = {axis for collective in program.collectives for axis in collective.axes}
+    crossed = ", ".join(axis for axis in between if axis in sent)
     hosts = _HOSTS.format(crossed) if crossed else ""
     return CompiledReport(
         **known,
