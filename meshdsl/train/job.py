@@ -89,7 +89,15 @@ class Job:
         if config.local.workers:
             self.dims.append(WORKER)
             outer = make_outer(config.local.outer)
-            kind = partial(LocalStep, workers=config.local.workers, outer=outer)
+            local = config.local
+            kind = partial(
+                LocalStep,
+                workers=local.workers,
+                outer=outer,
+                fragments=local.fragments,
+                own=local.own,
+                wire=local.wire,
+            )
         self.step = kind(
             lambda key: first_model(config.model, key),
             self._loss,

@@ -6,11 +6,9 @@ like any other. A worker's step is that of a `TrainStep`, and all workers togeth
 an `over` the axes of its dim are spent: no collective of a step can run over them, and another rule
 that names them skips them.
 
-Every so many steps there is an exchange. The mean of the workers' parameters is an op of the
-language, so by the law it is one sum over the axes of `worker`. How far it lies from the *outer*
-parameters is the gradient of the outer optimizer, and the workers go on from what that makes of
-them. The parameters of a `State` with workers are the outer ones: those that are evaluated,
-sampled and exported, in float32.
+Every so many steps there is an exchange, see `meshdsl.train.exchange`, and the workers go on from
+what the outer optimizer made of the *outer* parameters. These are the parameters of a `State` with
+workers: those that are evaluated, sampled and exported, in float32.
 
 Douillard et al., 2023, "DiLoCo: Distributed Low-Communication Training of Language Models".
 """
@@ -19,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from math import prod
 from typing import Any
 
@@ -32,11 +30,14 @@ import meshdsl as md
 from meshdsl.dims import Dim
 from meshdsl.errors import MeshDSLError
 from meshdsl.layout import Layout
-from meshdsl.lowering.lower import gather_updated
 from meshdsl.lowering.shardings import shardings
+from meshdsl.lowering.wires import wired
 from meshdsl.program.program import Program
 from meshdsl.rules import DEFAULTS
 from meshdsl.tensor import Tensor, is_tensor
+from meshdsl.train.exchange import Exchange, arrived
+from meshdsl.train.fragments import fragments_of
+from meshdsl.train.local_settings import WIDE
 from meshdsl.train.muon import InStacks
 from meshdsl.train.precision import cast
 from meshdsl.train.step import State, TrainStep
@@ -93,6 +94,10 @@ class LocalStep(TrainStep):
     Args:
       workers: how many.
       outer: the optax transformation of the exchange.
+      fragments: how many parts of the model are exchanged at different times.
+      own: the share of its own parameters that a worker keeps when an exchange arrives late.
+      wire: how the sums of an exchange travel over the axes of `worker`: "float32", or the name of
+        a format, see `lowering.wires`.
       layout: its rules may give axes to `worker`. Without one all devices have all workers.
 
     Attributes:
@@ -112,27 +117,35 @@ class LocalStep(TrainStep):
         *,
         workers: int,
         outer: optax.GradientTransformation,
+        fragments: int = 1,
+        own: float = 0.5,
+        wire: str = WIDE,
         dims: Iterable[Dim | str] = (),
         **how: Any,
     ):
         self.worker = Dim(WORKER, workers)
         self._of_worker = layout_of_worker(layout, self.worker, mesh.shape)
         self._axes = worker_axes(layout)
-        self._outer = optax.with_extra_args_support(outer)
+        self._outer, self._own_share = outer, own
+        of_wire = {} if wire == WIDE else dict.fromkeys(self._axes, wire)
+        self._wire = wired("local.wire", of_wire, mesh.shape)
         super().__init__(init, loss, tx, layout, mesh, dims=[*dims, WORKER], **how)
         trained, _ = self._parts(self.shapes)
         for name, x in parameters_by_name(self.shapes.params).items():
             self._check_parameter(name, x)
-        self._split_of_outer = self.split_of_gradients
         self.split_of_gradients = shardings(trained, self._of_worker, mesh, "optimizer")
-        self._mean = md.lower(self._mean_of_workers, layout, mesh, dims=self._dims)
-        self._outer_to_rest = gather_updated(layout, mesh, self._dims)
-        self.exchange = jax.jit(
-            self._exchanged,
+        self._outside = Exchange(outer, trained, self.worker, layout, mesh, self._dims, self._wire)
+        self._fragments = fragments_of(trained, fragments)
+        compiled = partial(
+            jax.jit,
+            static_argnames="fragment",
             donate_argnums=0,
-            out_shardings=self.shardings,
             compiler_options=self.compiler_options or None,
         )
+        self._exchange = compiled(self._exchanged, out_shardings=self.shardings)
+        self._arrive = compiled(self._arrived, out_shardings=self.shardings)
+        both = self.shardings, self._place_of_metrics()
+        self._send = compiled(self._one_step_sending, out_shardings=both)
         everywhere = NamedSharding(mesh, PartitionSpec())
         self._means = jax.jit(
             lambda measured: jax.tree.map(lambda x: x.mean(0), measured), out_shardings=everywhere
@@ -298,47 +311,70 @@ class LocalStep(TrainStep):
 
     # -- the exchange ----------------------------------------------------------------------------
 
-    def _mean_of_workers(self, trained: Any) -> Any:
-        """The mean over workers of what is trained, split as the outer optimizer's state is."""
+    def exchange(self, state: State, fragment: int = 0) -> State:
+        """The state after an exchange of a fragment, which all workers wait for.
 
-        def mean(x: Tensor) -> Tensor:
-            found = md.mean(md.cast(x, jnp.float32), self.worker)
-            placement = found.placement and found.placement._replace(level="optimizer")
-            return found.replace(role=x.role, placement=placement)
+        The memory of `state` is used for it.
+        """
+        return self._exchange(state, fragment=fragment)
 
-        return jax.tree.map(mean, trained, is_leaf=is_tensor)
+    def sending(
+        self, state: State, batch: dict[str, Tensor], fragment: int
+    ) -> tuple[State, dict[str, jax.Array]]:
+        """As a step, beside which the workers send a fragment of what they had before it.
 
-    def _exchanged(self, state: State) -> State:
-        """The state after an exchange: outer parameters and state, from which all workers go on."""
+        The outer parameters and the outer optimizer's state are those after the exchange; the
+        workers have nothing of it before it is made to `arrive`.
+        """
+        return self._send(state, batch, fragment=fragment)
+
+    def arrive(self, state: State, fragment: int) -> State:
+        """The state when what a fragment has become arrives at the workers; nothing is sent.
+
+        The memory of `state` is used for it.
+        """
+        return self._arrive(state, fragment=fragment)
+
+    def _sent(self, state: State, fragment: int) -> State:
+        """The state with outer parameters and an outer optimizer's state after an exchange."""
         assert state.workers is not None
         trained, frozen = self._parts(state)
-        of_workers, of_each = self._parts(state.workers)
-        mean = self._mean(of_workers)
-        before = jax.lax.with_sharding_constraint(trained, self._split_of_outer)
-        moved = jax.tree.map(jnp.subtract, before, mean)
-        updates, opt_state = self._outer.update(moved, state.opt_state, before)
-        # What training moves by signs is state rather than weight, so its mean is all that counts.
-        outer = jax.tree.map(
-            lambda new, mean: mean if mean.role and mean.role.signs else new,
-            optax.apply_updates(before, updates),
-            mean,
-            is_leaf=is_tensor,
-        )
-        outer = self._outer_to_rest(outer)
-        count = self.worker.size
-        spread = jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (count, *x.shape)), cast(outer, self._precision.params)
-        )
-        workers = self._with_trained(state.workers, self._in_front(spread), of_each)
-        return self._with_trained(state, outer, frozen).replace(
-            opt_state=opt_state, workers=workers
-        )
+        of_workers, _ = self._parts(state.workers)
+        of = self._fragments[fragment]
+        sent = self._outside.sent(of, trained, state.opt_state, of_workers, counts=fragment == 0)
+        outer, opt_state = sent
+        return self._with_trained(state, outer, frozen).replace(opt_state=opt_state)
 
-    def exchange_program(self) -> Program:
-        """The recorded program of an exchange."""
-        traced = jax.jit(lambda state: self._exchanged(state)).trace(self.abstract)
+    def _arrived(self, state: State, fragment: int, own: float | None = None) -> State:
+        assert state.workers is not None
+        trained, _ = self._parts(state)
+        of_workers, of_each = self._parts(state.workers)
+        own, dtype = self._own_share if own is None else own, self._precision.params
+        found = arrived(self._fragments[fragment], trained, of_workers, own, dtype)
+        return state.replace(workers=self._with_trained(state.workers, found, of_each))
+
+    def _exchanged(self, state: State, fragment: int) -> State:
+        return self._arrived(self._sent(state, fragment), fragment, own=0.0)
+
+    def _one_step_sending(self, state: State, batch, fragment: int):
+        sent = self._sent(state, fragment)
+        after, measured = self._one_step(state, batch)
+        with_outer = after.replace(params=sent.params, adapters=sent.adapters)
+        return with_outer.replace(opt_state=sent.opt_state), measured
+
+    def lower_exchange(self, fragment: int = 0) -> Any:
+        """An exchange, ready to be compiled ahead of time."""
+        return self._exchange.lower(self.abstract, fragment=fragment)
+
+    def lower_sending(self, batch: dict[str, Tensor], fragment: int = 0) -> Any:
+        """A step beside which a fragment is sent, ready to be compiled ahead of time."""
+        return self._send.lower(self.abstract, batch, fragment=fragment)
+
+    def exchange_program(self, fragment: int = 0) -> Program:
+        """The recorded program of an exchange of a fragment."""
+        traced = jax.jit(lambda state: self._exchanged(state, fragment)).trace(self.abstract)
         return Program(
-            [*self._mean.record, *self._outer_to_rest.record],
+            self._outside.record,
             traced.jaxpr,
             self.layout,
             dict(self.mesh.shape),

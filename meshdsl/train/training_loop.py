@@ -37,6 +37,7 @@ from meshdsl.train.repeated import Repeated
 from meshdsl.train.sample import generates, sample_text
 from meshdsl.train.startup import Startup
 from meshdsl.train.step import State
+from meshdsl.train.timetable import Timetable
 from meshdsl.train.watch import Facts, Watch
 from meshdsl.train.watch.ledger import Ledger
 from meshdsl.train.watchdog import Watchdog
@@ -186,7 +187,7 @@ class TrainingLoop:
         dynamic = config.precision.loss_scale == "dynamic"
         guard = NonfiniteGuard(config.guard, self.folder.path, dynamic)
         repeated = Repeated(job, self.folder.path) if config.guard.repeat else None
-        exchange = job.local.exchange.lower(job.state).compile() if job.local else None
+        timetable = Timetable(job)
         ending = None
         with (
             self._watch(step, done) as watch,
@@ -199,11 +200,9 @@ class TrainingLoop:
                 if repeated and _due(done + 1, config.guard.repeat):
                     with watch.spent("repeat"):
                         repeated.check(state, batch, done + 1)
-                state, measured = step(state, batch)
+                state, measured = timetable.step(step, state, batch, done + 1)
                 measured = job.step.told(measured)
                 done += 1
-                if exchange and config.local.due(done, config.steps):
-                    state = exchange(state)
                 guard.keep(done, arrays)
                 metrics = watch.step(done, measured)
                 if metrics:  # of the step before, which has ended; this one has only been begun

@@ -1,6 +1,8 @@
 """Workers that train apart and exchange what they learned: `local` of the settings."""
 
 import functools
+from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +15,21 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.models.unet import Config as UNetConfig
 from meshdsl.models.unet import UNet
 from meshdsl.predict.compiler.collectives import from_hlo
-from meshdsl.tensor import is_tensor
+from meshdsl.tensor import Parameter, Tensor, is_tensor
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.local import LocalStep
+from meshdsl.train.local_settings import Local
 from meshdsl.train.settings import override
 from meshdsl.train.step import State
 from meshdsl.train.stored_layout import find_layout
+from meshdsl.train.timetable import Timetable
 from tests.helpers import data, dims, distance, only
 from tests.train.common import TINY
 
 LAYERS = ("model.layers=4", "model.d_ff=32")
 EXPERTS = ("model.experts=4", "model.d_ff=32")
+LATE = ("local.fragments=2", "local.delay=1", "steps=4")
 # By a shipped layout, on whose devices there are so many workers, and the settings of the run.
 CASES = {
     "fsdp": ("fsdp", 4, ()),
@@ -45,6 +50,9 @@ CASES = {
     "muon": ("fsdp", 2, ("optimizer.name=muon",)),
     "adafactor": ("fsdp", 2, ("optimizer.name=adafactor", "model.d_model=128")),
     "dropout": ("fsdp", 2, ("model.dropout=0.1", "precision.loss_scale=dynamic")),
+    "fragments": ("fsdp", 2, (*LATE, "model.layers=4")),
+    "fragments, experts": ("experts", 2, (*LATE, *EXPERTS)),
+    "fragments, pipeline": ("pipeline", 2, (*LATE, *LAYERS)),
 }
 
 
@@ -60,7 +68,7 @@ def with_workers(name: str, replicas: int, **changes) -> md.Layout:
 
 def local_job(layout: md.Layout, *settings: str) -> Job:
     mesh = md.make_mesh(layout)
-    return Job(override(Config(), [*TINY, "local.every=2", *settings]), layout, mesh)
+    return Job(override(Config(), [*TINY, "local.every=2", "steps=3", *settings]), layout, mesh)
 
 
 def batch_of(job: Job, number: int) -> dict[str, md.Tensor]:
@@ -82,14 +90,13 @@ def on_one_device(*settings: str) -> tuple[State, list[float]]:
     return trained(local_job(md.Layout(), *settings))
 
 
-def trained(job: Job, steps: int = 3) -> tuple[State, list[float]]:
-    """The state after so many steps, with exchanges, and the losses."""
+def trained(job: Job) -> tuple[State, list[float]]:
+    """The state after the steps of a run, with exchanges, and the losses."""
     state, losses = job.step.init(jax.random.key(0)), []
-    for number in range(1, steps + 1):
-        state, measured = job.step(state, batch_of(job, number))
+    timetable = Timetable(job)
+    for number in range(1, job.config.steps + 1):
+        state, measured = timetable.step(job.step, state, batch_of(job, number), number)
         losses.append(float(job.step.told(measured)["loss"]))
-        if job.local and job.config.local.due(number, steps):
-            state = job.local.exchange(state)
     return state, losses
 
 
@@ -153,50 +160,96 @@ def test_a_unet_trains_as_on_one_device():
     assert_alike(found, parameters(md.Layout()), 1e-5)
 
 
-def plain_diloco(params, batches, inner, outer, workers, every):
-    """DiLoCo in JAX and optax alone: a loop over workers, each with its own rows."""
+def plain_diloco(params, batches, inner, outer, workers, every, fragments, delay=0, own=0.5):
+    """DiLoCo in JAX and optax alone: a loop over workers, each with its own rows.
+
+    Args:
+      fragments: lists of names of parameters, exchanged at times that lie evenly between.
+    """
 
     def loss(params, x, y):
-        return jnp.mean((jnp.tanh(x @ params["up"]) @ params["down"] - y) ** 2)
+        hidden = jnp.tanh(x @ params["up"])
+        for name in ("layer 0", "layer 1", "layer 2"):
+            hidden = jnp.tanh(hidden @ params[name])
+        return jnp.mean((hidden @ params["down"] - y) ** 2)
 
     @jax.jit
     def step(params, state, x, y):
         updates, state = inner.update(jax.grad(loss)(params, x, y), state, params)
         return optax.apply_updates(params, updates), state
 
-    of_workers = [params] * workers
-    inner_states, outer_state = [inner.init(params)] * workers, outer.init(params)
+    params, of_workers = dict(params), [dict(params) for _ in range(workers)]
+    inner_states = [inner.init(params)] * workers
+    some = lambda of, f: {name: of[name] for name in fragments[f]}
+    outer_states = [outer.init(some(params, f)) for f in range(len(fragments))]
+
+    def send(f):
+        mean = jax.tree.map(lambda *each: sum(each) / workers, *[some(w, f) for w in of_workers])
+        moved = jax.tree.map(jnp.subtract, some(params, f), mean)
+        updates, outer_states[f] = outer.update(moved, outer_states[f], some(params, f))
+        params.update(optax.apply_updates(some(params, f), updates))
+
+    def arrive(f, own):
+        for w in of_workers:
+            w.update({n: own * w[n] + (1 - own) * params[n] for n in fragments[f]})
+
+    due = lambda t: [
+        f for f in range(len(fragments)) if t > 0 and (t - f * every // len(fragments)) % every == 0
+    ]
     for number, (x, y) in enumerate(batches, 1):
+        sent = due(number - 1) if delay else []
+        before = [dict(w) for w in of_workers]
         for w in range(workers):
             rows = slice(w * len(x) // workers, (w + 1) * len(x) // workers)
             found = step(of_workers[w], inner_states[w], x[rows], y[rows])
             of_workers[w], inner_states[w] = found
-        if number % every == 0:
-            mean = jax.tree.map(lambda *each: sum(each) / workers, *of_workers)
-            moved = jax.tree.map(jnp.subtract, params, mean)
-            updates, outer_state = outer.update(moved, outer_state, params)
-            params = optax.apply_updates(params, updates)
-            of_workers = [params] * workers
+        after, of_workers[:] = of_workers[:], before
+        for f in sent:
+            send(f)
+        of_workers[:] = after
+        ends = number == len(batches)
+        for t in range(number - delay, number if ends else number - delay + 1):
+            for f in due(t) if delay else []:
+                arrive(f, own)
+        for f in range(len(fragments)) if ends else [] if delay else due(number):
+            send(f)
+            arrive(f, 0.0)
     return params, of_workers
 
 
-WORKER, BATCH, INS, HIDDEN = dims(worker=4, batch=4, ins=5, hidden=6)
+WORKER, BATCH, INS, HIDDEN, LAYERS = dims(worker=4, batch=4, ins=5, hidden=6, layers=3)
 
 
-def small_step(first, inner, outer) -> LocalStep:
-    """Of a small model in the language, with four workers in as many slices."""
+class Small(NamedTuple):
+    """A run of a small model in the language: what `Timetable` asks for."""
+
+    local: LocalStep
+    config: Config
+
+
+def small_run(first, inner, outer, steps: int, settings: Local) -> Small:
+    """With four workers in as many slices."""
+    made = md.Dim("made", HIDDEN.size)
 
     def init(_):
-        up = md.parameter(jnp.asarray(first["up"]), (INS, HIDDEN), ins=INS)
-        return {"up": up, "down": md.parameter(jnp.asarray(first["down"]), HIDDEN, ins=HIDDEN)}
+        stack = jnp.stack([first[f"layer {i}"] for i in range(LAYERS.size)])
+        return {
+            "up": md.parameter(jnp.asarray(first["up"]), (INS, HIDDEN), ins=INS),
+            "stack": Tensor(stack, (LAYERS, HIDDEN, made), Parameter(("hidden",), ("made",))),
+            "down": md.parameter(jnp.asarray(first["down"]), HIDDEN, ins=HIDDEN),
+        }
 
     def loss(model, given, key):
-        made = md.dot(md.tanh(md.dot(given["x"], model["up"])), model["down"])
-        return md.mean(md.square(made - given["y"])), {}
+        h = md.tanh(md.dot(given["x"], model["up"]))
+        for layer in md.unstack(model["stack"], LAYERS):
+            h = md.rename(md.tanh(md.einsum(h, layer, out=(BATCH, made))), made, HIDDEN)
+        return md.mean(md.square(md.dot(h, model["down"]) - given["y"])), {}
 
     rules = ["worker -> replica", "batch -> data"]
     layout = md.Layout(rules, mesh={"replica": 4, "data": 2}, parameters=["hidden -> data"])
-    return LocalStep(init, loss, inner, layout, md.make_mesh(layout), workers=4, outer=outer)
+    how = {"workers": 4, "fragments": settings.fragments, "own": settings.own, "outer": outer}
+    step = LocalStep(init, loss, inner, layout, md.make_mesh(layout), **how)
+    return Small(step, replace(Config(), steps=steps, local=settings))
 
 
 def small_batch(x, y) -> dict[str, md.Tensor]:
@@ -204,26 +257,56 @@ def small_batch(x, y) -> dict[str, md.Tensor]:
     return {"x": md.tensor(x, (WORKER, BATCH, INS)), "y": md.tensor(y, (WORKER, BATCH))}
 
 
-def drawn(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+    random = np.random.default_rng(sum(shape) + seed)
+    return random.normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("outer", [optax.sgd(0.7, 0.9, nesterov=True), optax.adam(0.01)])
-def test_it_is_diloco_as_one_writes_it_in_jax(outer):
-    first = {"up": drawn(5, 6), "down": drawn(6)}
-    batches = [(drawn(16, 5) + i, drawn(16) - i) for i in range(7)]
+def first_values() -> dict[str, np.ndarray]:
+    layers = {f"layer {i}": drawn(6, 6, seed=i) * 0.5 for i in range(LAYERS.size)}
+    return {"up": drawn(5, 6), "down": drawn(6), **layers}
+
+
+# By the settings of workers, the names of the parameters in each fragment.
+PLAIN = {
+    "one": (Local(every=3), [["layer 0", "layer 1", "layer 2", "up", "down"]]),
+    "two": (Local(every=3, fragments=2), [["layer 0", "up", "down"], ["layer 1", "layer 2"]]),
+    "late": (
+        Local(every=4, fragments=2, delay=1, own=0.25),
+        [["layer 0", "up", "down"], ["layer 1", "layer 2"]],
+    ),
+    "as late as can be": (
+        Local(every=3, fragments=3, delay=3),
+        [["layer 0", "up"], ["layer 1", "down"], ["layer 2"]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", only(["two", "late"], PLAIN))
+@pytest.mark.parametrize(
+    ("outer", "tolerance"), [(optax.sgd(0.7, 0.9, nesterov=True), 2e-6), (optax.adam(0.01), 1e-5)]
+)
+def test_it_is_diloco_as_one_writes_it_in_jax(name, outer, tolerance):
+    settings, fragments = PLAIN[name]
+    first = first_values()
+    batches = [(drawn(16, 5) + i, drawn(16) - i) for i in range(9)]
     inner = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
-    step = small_step(first, inner, outer)
-    state = step.init(jax.random.key(0))
+    run = small_run(first, inner, outer, len(batches), settings)
+    state, timetable = run.local.init(jax.random.key(0)), Timetable(run)
     for number, each in enumerate(batches, 1):
-        state, _ = step(state, small_batch(*each))
-        if number % 3 == 0:
-            state = step.exchange(state)
-    params, of_workers = plain_diloco(first, batches, inner, outer, workers=4, every=3)
-    for name in params:
-        assert distance(state.params[name].array, params[name], floor=1e-6) < 1e-6
-        wanted = [own[name] for own in of_workers]
-        assert distance(state.workers.params[name].array, wanted, floor=1e-6) < 1e-6
+        state, _ = timetable.step(run.local, state, small_batch(*each), number)
+    how = {"workers": 4, "every": settings.every, "delay": settings.delay, "own": settings.own}
+    params, of_workers = plain_diloco(first, batches, inner, outer, fragments=fragments, **how)
+
+    def assert_has(model, wanted):
+        layers = np.stack([wanted[f"layer {i}"] for i in range(LAYERS.size)])
+        for found, value in (("up", wanted["up"]), ("down", wanted["down"]), ("stack", layers)):
+            assert distance(model[found].array, value, floor=1e-6) < tolerance
+
+    assert_has(state.params, params)
+    for i, own in enumerate(of_workers):
+        of_worker = jax.tree.map(lambda x, i=i: x[i], state.workers.params)
+        assert_has(of_worker, own)
 
 
 SGD = (
@@ -360,12 +443,17 @@ def test_a_model_with_a_dim_of_that_name_is_refused():
 
 @pytest.mark.usefixtures("compiled_for_users")  # so it stands last
 def test_only_the_exchange_crosses_slices():
-    step = small_step({"up": drawn(5, 6), "down": drawn(6)}, optax.adam(0.1), optax.sgd(0.7))
+    settings = Local(fragments=2, delay=1)
+    step = small_run(first_values(), optax.adam(0.1), optax.sgd(0.7), 1, settings).local
     batch = small_batch(drawn(16, 5), drawn(16))
     assert not any("replica" in c.axes for c in step.program(step.abstract, batch).collectives)
-    compiled = from_hlo(step.lower(step.abstract, batch).compile().as_text(), step.mesh)
-    assert {c.axes for c in compiled} == {("data",)}
+    across = lambda lowered: [
+        (c.operation, c.axes)
+        for c in from_hlo(lowered.compile().as_text(), step.mesh)
+        if c.axes != ("data",)
+    ]
+    assert not across(step.lower(step.abstract, batch))
     recorded = [(c.operation, c.axes) for c in step.exchange_program().collectives]
-    assert recorded == [("psum", ("replica",))] * 2
-    text = step.exchange.lower(step.abstract).compile().as_text()
-    assert [(c.operation, c.axes) for c in from_hlo(text, step.mesh)] == recorded
+    assert recorded == [("psum", ("replica",))] * 3
+    assert across(step.lower_exchange()) == recorded
+    assert across(step.lower_sending(batch, 1)) == recorded[:1]
