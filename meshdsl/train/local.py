@@ -40,7 +40,7 @@ from meshdsl.train.fragments import fragments_of
 from meshdsl.train.local_settings import WIDE
 from meshdsl.train.muon import InStacks
 from meshdsl.train.precision import cast
-from meshdsl.train.step import State, TrainStep
+from meshdsl.train.step import FLOAT32, State, TrainStep
 from meshdsl.train.trained import parameters_by_name, without
 
 WORKER = "worker"
@@ -129,6 +129,12 @@ class LocalStep(TrainStep):
         self._outer, self._own_share = outer, own
         of_wire = {} if wire == WIDE else dict.fromkeys(self._axes, wire)
         self._wire = wired("local.wire", of_wire, mesh.shape)
+        for axis in how.get("precision", FLOAT32).wire:
+            if axis in self._axes:
+                raise MeshDSLError(
+                    f"precision.wire: no gradient is summed over `{axis}`, which is an axis of "
+                    f"`{WORKER}`; local.wire is for what the workers exchange"
+                )
         super().__init__(init, loss, tx, layout, mesh, dims=[*dims, WORKER], **how)
         trained, _ = self._parts(self.shapes)
         for name, x in parameters_by_name(self.shapes.params).items():

@@ -390,6 +390,33 @@ ERRORS = {
         "local.workers=0",
         "layout, rule 1: worker -> replica: there are no workers; set local.workers",
     ),
+    "fragments": (
+        {},
+        "local.workers=2 local.every=2 local.fragments=3",
+        "local.fragments=3: more than local.every=2; there is one exchange after a step",
+    ),
+    "few layers": (
+        {},
+        "local.workers=2 local.every=99 local.fragments=50",
+        "local.fragments=50: the model has layers and parameters for ",
+    ),
+    "delay": (
+        {},
+        "local.workers=2 local.every=2 local.delay=3",
+        "local.delay=3: longer than local.every=2, so a fragment would be sent again before it has "
+        "arrived",
+    ),
+    "wire": (
+        {"rules": ["worker -> replica"], "mesh": {"replica": 2}},
+        "local.workers=2 local.wire=int7",
+        "local.wire: gradients are sent over `replica` as ",
+    ),
+    "gradients' wire": (
+        {"rules": ["worker -> replica"], "mesh": {"replica": 2}},
+        "local.workers=2 precision.wire.replica=int8",
+        "precision.wire: no gradient is summed over `replica`, which is an axis of `worker`; "
+        "local.wire is for what the workers exchange",
+    ),
     "average": (
         {},
         "local.workers=2 optimizer.average=0.9",
@@ -439,6 +466,24 @@ def test_a_model_with_a_dim_of_that_name_is_refused():
     layout = md.Layout()
     with pytest.raises(MeshDSLError, match="^local.workers: `w` has a dim `worker` of its own"):
         LocalStep(init, lambda *_: None, optax.sgd(1.0), layout, md.make_mesh(layout), **how)
+
+
+def test_what_is_exchanged_travels_in_few_bits():
+    """Near to the exact exchange, and in a quarter of the bytes."""
+    layout = with_workers("fsdp", 2)
+    exact = local_job(layout, "local.workers=2")
+    job = local_job(layout, "local.workers=2", "local.wire=int8")
+    (found, _), (wanted, _) = trained(job), trained(exact)
+    pairs = zip(*(jax.tree.leaves(s.params) for s in (found, wanted)), strict=True)
+    farthest = max(distance(a, b, floor=1e-6) for a, b in pairs)
+    assert 1e-6 < farthest < 2e-2
+    for own in jax.tree.leaves(found.workers.params):
+        np.testing.assert_array_equal(own[0], own[1])
+    sent = lambda job: [c for c in job.local.exchange_program().collectives if "replica" in c.axes]
+    assert {c.operation for c in sent(job)} == {"all_to_all", "all_gather", "psum"}
+    assert {c.operation for c in sent(exact)} == {"psum"}
+    matrices = [c for c in sent(job) if c.operation == "all_to_all"]
+    assert sum(c.total_bytes for c in matrices) < 0.3 * sum(c.total_bytes for c in sent(exact))
 
 
 @pytest.mark.usefixtures("compiled_for_users")  # so it stands last

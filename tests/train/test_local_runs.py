@@ -10,10 +10,19 @@ import pytest
 
 from meshdsl.predict.compiler.collectives import from_hlo
 from meshdsl.train.checkpoints.safetensors_files import TensorFiles
+from meshdsl.train.local_settings import Local
 from meshdsl.train.trained import parameters_by_name
 from meshdsl_cli import main
 from tests.train.common import SHORT, TINY, losses, records
-from tests.train.test_local import EXPERTS, drawn, local_job, small_batch, small_step, with_workers
+from tests.train.test_local import (
+    EXPERTS,
+    drawn,
+    first_values,
+    local_job,
+    small_batch,
+    small_run,
+    with_workers,
+)
 from tests.train.test_two_processes import train_in_two
 
 WORKERS = """
@@ -112,8 +121,8 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path, layout, text, ca
 
 @pytest.mark.slow
 def test_workers_rejoin_from_the_outer_parameters():
-    first = {"up": drawn(5, 6), "down": drawn(6)}
-    step = small_step(first, optax.adam(0.1), optax.sgd(0.7, 0.9, nesterov=True))
+    outer = optax.sgd(0.7, 0.9, nesterov=True)
+    step = small_run(first_values(), optax.adam(0.1), outer, 3, Local()).local
     state = step.init(jax.random.key(0))
     batch = small_batch(drawn(16, 5), drawn(16))
     for _ in range(2):
@@ -181,7 +190,7 @@ def test_only_the_exchange_crosses_slices_as_users_compile(name):
     recorded = [c for c in job.local.exchange_program().collectives if "replica" in c.axes]
     count = len(parameters_by_name(job.state.params))
     assert [(c.operation, c.axes) for c in recorded] == [("psum", ("replica",))] * count
-    text = job.local.exchange.lower(job.state).compile().as_text()
+    text = job.local.lower_exchange().compile().as_text()
     found = [c for c in from_hlo(text, job.mesh) if "replica" in c.axes]
     assert {(c.operation, c.axes) for c in found} == {("psum", ("replica",))}
     assert sum(c.total_bytes for c in found) == sum(c.total_bytes for c in recorded)
