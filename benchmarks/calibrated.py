@@ -251,9 +251,8 @@ def main() -> None:
     if given.network and given.coordinator is None:
         if why := limited_network.missing():
             sys.exit(f"--network: {why}")
-        with limited_network.limited(given.network):
-            words = sys.argv[1:]
-            sys.exit(limited_network.run_in_both("benchmarks.calibrated", words, DEVICES // 2))
+        with limited_network.limited(given.network) as both:
+            sys.exit(both.run("benchmarks.calibrated", sys.argv[1:], DEVICES // 2))
     clock, path = _CLOCKS[given.clock], given.hardware
     jax.config.update("jax_platforms", "cpu")
     if given.network:

@@ -14,7 +14,6 @@ import argparse
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -40,13 +39,6 @@ _LAYOUTS = {
     },
 }
 _SIZES = {"replica": 2, "data": 2}
-
-
-def sent() -> int:
-    """The bytes that this process has sent over its network so far."""
-    lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
-    counts = {name.strip(): rest.split() for name, _, rest in (x.partition(":") for x in lines)}
-    return sum(int(count[8]) for name, count in counts.items() if name != "lo")
 
 
 def recorded(job: Job) -> float:
@@ -76,10 +68,10 @@ def row(layout: str, wire: str, steps: int) -> list[str]:
     )
     seconds, before = [], 0
     for number in range(steps + 1):
-        start, before = time.perf_counter(), before if number > 1 else sent()
+        start, before = time.perf_counter(), before if number > 1 else limited_network.sent()
         state, measured = jax.block_until_ready(step(state, batch))
         seconds.append(time.perf_counter() - start)
-    bytes_each = (sent() - before) / steps
+    bytes_each = (limited_network.sent() - before) / steps
     low, middle, high = statistics.quantiles(seconds[1:], n=4)
     assert np.isfinite(float(measured["loss"]))
     return [
@@ -101,8 +93,8 @@ def main() -> None:
     if given.coordinator is None:
         if why := limited_network.missing():
             sys.exit(f"--network: {why}")
-        with limited_network.limited(given.network):
-            sys.exit(limited_network.run_in_both("benchmarks.wire", sys.argv[1:], 2))
+        with limited_network.limited(given.network) as both:
+            sys.exit(both.run("benchmarks.wire", sys.argv[1:], 2))
     jax.config.update("jax_platforms", "cpu")
     hosts.join(given.coordinator, 2, int(given.process_id))
     rows = [["layout", "wire", "step s", "quartiles", "sent MB, kernel", "sent MB, record"]]

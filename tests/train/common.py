@@ -26,6 +26,15 @@ SHORT = [
 ]
 
 
+def layout_words(layout: str, folder: Path) -> list[str]:
+    """What a command line says of a shipped layout, or of `workers`: two of them, and no more."""
+    if layout != "workers":
+        return ["--layout", layout]
+    path = folder / "workers.toml"
+    path.write_text('mesh = { replica = 2 }\nlayout = { rules = ["worker -> replica"] }\n')
+    return ["--layout", str(path), "local.workers=2", "local.every=3"]
+
+
 def tiny_job(layout: str, *settings: str) -> Job:
     """A job of a tiny model under a shipped layout, with as many devices as that has."""
     found = find_layout(layout)
