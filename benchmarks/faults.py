@@ -1,6 +1,6 @@
 """How long a run is away after a fault, and what is lost: the run of `tests/train/test_chaos.py`.
 
-    python -m benchmarks.faults --count 24
+    python -m benchmarks.faults --count 24 --layout workers
 
 Two processes train under `meshdsl launch --restarts`, with a checkpoint after each step, and drawn
 faults meet them. For each kind of fault a row says how often it was tried, how many seconds went by
@@ -25,17 +25,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=24, help="how many faults")
     parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--layout", default="fsdp", help="a shipped one, or `workers`")
     arguments = parser.parse_args()
     schedule = drawn(arguments.count, arguments.seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text = folder / "text.txt"
         text.write_text("The quick brown fox jumps over the lazy dog. " * 200)
-        environment = {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": name}
         steps = 8 * len(schedule)
-        alone = Run(folder / "alone", text, environment, steps)
+        alone = Run(folder / "alone", str(text), steps, arguments.layout)
         assert alone.launcher.wait() == 0, alone.printed.read_text()
-        run = Run(folder / "run", text, environment, steps)
+        run = Run(folder / "run", str(text), steps, arguments.layout)
         run.comes_further()
         took: dict[str, list[float]] = defaultdict(list)
         for fault in schedule:

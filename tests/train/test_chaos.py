@@ -18,7 +18,7 @@ import pytest
 from meshdsl.train.checkpoints.folders import saved_steps
 from meshdsl.train.checkpoints.saved_arrays import verify
 from tests.nightly import NIGHTLY
-from tests.train.common import losses, train
+from tests.train.common import layout_words, losses, train
 from tests.train.test_kill_matrix import TINY, environment, members
 
 SCHEDULE = ["kill 0", "pause 1", "kill the restored 1"]
@@ -36,10 +36,10 @@ def drawn(count, seed=20):
 class Run:
     """A launched run, and what can be done to its processes."""
 
-    def __init__(self, folder, text, steps):
+    def __init__(self, folder, text, steps, layout="fsdp"):
         self.folder = folder
         words = ["launch", "--processes", "2", "--restarts", "99", "--", "train"]
-        words += ["--data", text, "--layout", "fsdp", "--out", str(folder)]
+        words += ["--data", text, *layout_words(layout, folder.parent), "--out", str(folder)]
         words += [*TINY, f"steps={steps}", "checkpoint.keep=3"]
         self.printed = folder.with_suffix(".txt")
         with self.printed.open("w") as printed:
@@ -96,14 +96,15 @@ class Run:
 
 
 @pytest.mark.slow
-def test_faults_change_no_loss(tmp_path, text):
+@pytest.mark.parametrize("layout", ["fsdp", "workers"])
+def test_faults_change_no_loss(layout, tmp_path, text):
     schedule = drawn(60) if NIGHTLY else SCHEDULE
     steps = 8 * len(schedule)
     assert len(jax.devices()) == 8  # or the run would make the two that it needs
-    settings = ["--data", text, "--layout", "fsdp", *TINY, f"steps={steps}"]
+    settings = ["--data", text, *layout_words(layout, tmp_path), *TINY, f"steps={steps}"]
     code, alone = train(tmp_path / "alone", *settings, "--devices", "2")
     assert code == 0
-    run = Run(tmp_path / "run", text, steps)
+    run = Run(tmp_path / "run", text, steps, layout)
     run.comes_further()
     met = 0
     for fault in schedule:
