@@ -1,0 +1,16 @@
+"""What workers send, as the kernel counts it at a link: what the record says, and when it does."""
+
+import pytest
+
+from benchmarks.limited_network import missing
+from benchmarks.slow_network import in_namespaces
+
+
+@pytest.mark.slow
+def test_the_kernel_counts_what_the_record_says():
+    if why := missing():
+        pytest.skip(why)
+    for found in in_namespaces("2x100", ["workers"]):
+        # Most steps send what they measured and signs of life, in packets of their own.
+        assert found["between"] < 4_000, found
+        assert found["sent"] - found["between"] == pytest.approx(found["recorded"], rel=0.1), found
