@@ -3,6 +3,9 @@
 All cases are one program, which is compiled once.
 """
 
+from functools import cache
+from zlib import crc32
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -199,39 +202,46 @@ def in_turn(cases, layouts, name):
     return {case: fn for i, (case, fn) in enumerate(cases.items()) if i % count in turns}
 
 
+def of_case(fn):
+    """A function of a pair: a number that depends on all results of `fn`, and these results."""
+
+    def loss_and_results(pair):
+        made = fn(*pair)
+        return mixed(made), made
+
+    return loss_and_results
+
+
+@cache
+def on_one_device(case, fn, operands):
+    """Operands for a case; the gradients of its loss, and its results, by plain JAX."""
+    pair = operands(crc32(case.encode()))
+    return pair, *jax.jit(jax.grad(of_case(fn), has_aux=True))(pair)
+
+
 def check(cases, layout, names=("a b", "b c"), operands=operands):
     """That functions of two arrays, and their gradients, are the same under a layout.
 
     Returns:
-      For each case the function, and the loss, as `md.from_jax` makes them.
+      For each case what `md.from_jax` makes of its loss and its results.
     """
-    weights = {case: operands(i) for i, case in enumerate(cases)}
-    of_arguments, of_pair = dict(zip("xy", names, strict=True)), dict(zip("01", names, strict=True))
-    wanted, packed, functions = {}, {}, {}
-    for case, fn in cases.items():
-        of_case = lambda x, y, fn=fn: (mixed(made := fn(x, y)), made)
-        plain = jax.jit(jax.grad(of_case, (0, 1), has_aux=True))
-        wanted[case] = plain(*weights[case])
-        results = md.from_jax(fn, of_arguments)
-        loss = md.from_jax(lambda xy, fn=fn: mixed(fn(*xy)), of_pair)
-        packed[case] = loss.pack(weights[case])
-        functions[case] = results, loss
+    of_pair = dict(zip("01", names, strict=True))
+    wanted = {case: on_one_device(case, fn, operands) for case, fn in cases.items()}
+    functions = {case: md.from_jax(of_case(fn), of_pair) for case, fn in cases.items()}
+    packed = {case: functions[case].pack(wanted[case][0]) for case in cases}
 
     def program(packed):
-        total, made = 0, {}
-        for case, (results, loss) in functions.items():
-            total = total + loss(packed[case])
-            made[case] = results(*packed[case])
-        return total, made
+        made = {case: fn(packed[case]) for case, fn in functions.items()}
+        return sum(loss for loss, _ in made.values()), made
 
     step = md.lower(md.value_and_grad(program, has_aux=True), layout)
     (_, made), gradients = step(packed)
     wrong = []
-    for case, (results, loss) in functions.items():
-        gradient, value = wanted[case]
-        found = jax.tree.leaves(results.unpack_result(made[case]))
+    for case, named in functions.items():
+        _, gradient, value = wanted[case]
+        found = jax.tree.leaves(named.unpack_result(made[case])[1])
         pairs = [*zip(found, jax.tree.leaves(value), strict=True)]
-        pairs += zip(loss.unpack(gradients[case]), gradient, strict=True)
+        pairs += zip(named.unpack(gradients[case]), gradient, strict=True)
         error = max(distance(np.asarray(a), np.asarray(b)) for a, b in pairs)
         if not error < 1e-5:
             wrong.append(f"{case}: {error}")
