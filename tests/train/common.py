@@ -1,12 +1,14 @@
 """What tests of training share: a small job, and what a run leaves in its folder."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
@@ -14,7 +16,7 @@ from meshdsl.commands.lookup import devices_of_mesh
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
-from meshdsl.train.step import TrainStep
+from meshdsl.train.step import State, TrainStep
 from meshdsl.train.stored_layout import find_layout
 from meshdsl_cli import main
 
@@ -40,6 +42,22 @@ def tiny_job(layout: str, *settings: str) -> Job:
     found = find_layout(layout)
     mesh = md.make_mesh(found, jax.devices()[: devices_of_mesh(found)])
     return Job(override(Config(), [*TINY, *settings]), found, mesh)
+
+
+def first_state(job: Job, *settings: str) -> State:
+    """The first state of a tiny job with these settings, computed on one device.
+
+    So jobs of one model under many layouts compile this once. That a state is the same where its
+    devices make it has tests of its own, such as those of the first parameters in test_parity.py.
+    """
+    # A step takes the memory of the state that it gets, which must not be that of the one kept.
+    copy = jax.tree.map(jnp.copy, _state_of_one_device(settings))
+    return jax.device_put(copy, job.step.shardings)
+
+
+@functools.cache
+def _state_of_one_device(settings: tuple[str, ...]) -> State:
+    return tiny_job("single", *settings).step.init(jax.random.key(0))
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from tests.train.common import SHORT, TINY, losses, tiny_job
 from tests.train.test_trained import steps
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.usefixtures("compiled_once")
 INT8, AUTO = "precision.matmul=int8", "precision.matmul=auto"
 BLOCKS = (INT8, "precision.scales=block=2", "precision.gradient_rounding=stochastic")
 FEED_FORWARD = {f"blocks.layer.mlp.{name}.weight" for name in ("gate", "up", "down")}

@@ -16,7 +16,7 @@ from meshdsl.tensor import is_tensor
 from meshdsl.train.config import Group, Optimizer, Schedule
 from meshdsl.train.optimizer import groups_of, make_optimizer
 from meshdsl.train.trained import matched, only, together, without
-from tests.train.common import tiny_job
+from tests.train.common import first_state, tiny_job
 from tests.train.test_step import Model, batch_of, make
 from tests.train.test_step import run as run_step
 
@@ -126,7 +126,7 @@ SETTINGS = (
 def steps(layout: str, *settings: str, count: int = 2) -> list[tuple[float, float]]:
     """The loss and the gradient's norm of each of the first steps of a tiny job."""
     job = tiny_job(layout, *settings)
-    state, random = job.step.init(jax.random.key(0)), np.random.default_rng(0)
+    state, random = first_state(job, *settings), np.random.default_rng(0)
     found = []
     for _ in range(count):
         batch = {

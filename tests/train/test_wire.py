@@ -16,8 +16,9 @@ from meshdsl.train.settings import leaves, override, read, to_toml
 from meshdsl.train.trained import name_at, parameters_by_name
 from meshdsl_cli import main
 from tests.helpers import distance, only
-from tests.train.common import SHORT, TINY, losses, tiny_job
+from tests.train.common import SHORT, TINY, first_state, losses, tiny_job
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
 LAYERS = ("model.layers=4", "model.d_ff=32")
 EXPERTS = ("model.experts=4", "model.d_ff=32")
 CASES = {
@@ -51,14 +52,14 @@ def batch_of(job: Job) -> dict[str, md.Tensor]:
     }
 
 
-def gradients(job: Job) -> dict[str, md.Tensor]:
-    state = job.step.init(jax.random.key(0))
+def gradients(job: Job, settings: tuple[str, ...]) -> dict[str, md.Tensor]:
+    state = first_state(job, *settings)
     return parameters_by_name(jax.jit(job.step.gradients)(state, batch_of(job)))
 
 
 @cache
 def of_one_device(settings: tuple[str, ...]) -> dict[str, md.Tensor]:
-    return gradients(tiny_job("single", *settings))
+    return gradients(tiny_job("single", *settings), settings)
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_gradients_are_nearly_those_of_exact_sums(name, early):
     """Of a block, int8 drops up to 1/255 of its largest number, once or twice."""
     layout, axis, more = CASES[name]
     layout = early if layout == "early" else layout
-    found = gradients(tiny_job(layout, *more, f"precision.wire.{axis}=int8"))
+    found = gradients(tiny_job(layout, *more, f"precision.wire.{axis}=int8"), more)
     exact = of_one_device(more)
     changed = 0
     for key, wanted in exact.items():
