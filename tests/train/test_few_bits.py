@@ -15,6 +15,7 @@ from meshdsl.train.few_bits import formats_of, slow_formats, with_formats
 from meshdsl.train.settings import leaves, override, read, to_toml
 from meshdsl_cli import main
 from tests.helpers import only
+from tests.nightly import nightly
 from tests.train.common import SHORT, TINY, losses, tiny_job
 from tests.train.test_trained import steps
 
@@ -192,15 +193,21 @@ def test_explain_says_so(capsys):
     assert "precision.matmul: v5p multiplies fp8 at 1 times the rate of bfloat16" in notes
 
 
-@pytest.mark.parametrize(
-    "layout",
-    only(
-        ["fsdp-tensor"],
-        "fsdp-tensor pipeline-fsdp zero1 zero2 fsdp-once fsdp-sequence hybrid-fsdp tensor ulysses "
-        # Not pipeline-tensor, which hangs on virtual CPU devices: docs/from-python.md says why.
-        "context sequence pipeline pipeline-rounds".split(),
-    ),
+# Either way to scale has about one half of the layouts, each kind of split among them, and the
+# nightly profile the other half. By channel there is no pipeline-tensor, which hangs on virtual CPU
+# devices: docs/from-python.md says why.
+BY_CHANNEL = (
+    *("fsdp-tensor", "context", "sequence", "fsdp-sequence", "tensor"),
+    *("zero1", "pipeline", "pipeline-fsdp"),
 )
+BY_BLOCK = ("zero2", "fsdp-once", "hybrid-fsdp", "ulysses", "pipeline-rounds")
+
+
+def at_night(layouts):
+    return [pytest.param(name, marks=[pytest.mark.slow, nightly]) for name in layouts]
+
+
+@pytest.mark.parametrize("layout", [*only(["fsdp-tensor"], BY_CHANNEL), *at_night(BY_BLOCK)])
 def test_the_first_step_is_that_of_one_device(layout):
     """Later ones differ where a rounding of what differs in its last bit goes the other way."""
     (found, _), (expected, _) = (steps(each, INT8, *LAYERS) for each in (layout, "single"))
@@ -219,8 +226,10 @@ def test_experts_are_those_of_one_device(layout):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    "fsdp-tensor pipeline-fsdp zero1 zero2 fsdp-once fsdp-sequence hybrid-fsdp tensor ulysses "
-    "sequence pipeline pipeline-rounds pipeline-tensor".split(),
+    [
+        *("fsdp-tensor", "pipeline-tensor", *BY_BLOCK),
+        *at_night(name for name in BY_CHANNEL if name not in ("fsdp-tensor", "context")),
+    ],
 )
 def test_blocks_and_random_rounding_are_those_of_one_device(layout):
     (first, then), (expected, later) = (
