@@ -469,7 +469,7 @@ def test_a_model_with_a_dim_of_that_name_is_refused():
 
 
 def test_what_is_exchanged_travels_in_few_bits():
-    """Near to the exact exchange, and in a quarter of the bytes."""
+    """Near to the exact exchange, and in few bytes: here a block has 16 numbers and a scale."""
     layout = with_workers("fsdp", 2)
     exact = local_job(layout, "local.workers=2")
     job = local_job(layout, "local.workers=2", "local.wire=int8")
@@ -483,7 +483,7 @@ def test_what_is_exchanged_travels_in_few_bits():
     assert {c.operation for c in sent(job)} == {"all_to_all", "all_gather", "psum"}
     assert {c.operation for c in sent(exact)} == {"psum"}
     matrices = [c for c in sent(job) if c.operation == "all_to_all"]
-    assert sum(c.total_bytes for c in matrices) < 0.3 * sum(c.total_bytes for c in sent(exact))
+    assert sum(c.total_bytes for c in matrices) < 0.35 * sum(c.total_bytes for c in sent(exact))
 
 
 @pytest.mark.usefixtures("compiled_for_users")  # so it stands last
