@@ -127,8 +127,9 @@ class LocalStep(TrainStep):
         self._of_worker = layout_of_worker(layout, self.worker, mesh.shape)
         self._axes = worker_axes(layout)
         self._outer, self._own_share = outer, own
-        of_wire = {} if wire == WIDE else dict.fromkeys(self._axes, wire)
-        self._wire = wired("local.wire", of_wire, mesh.shape)
+        # Where no axis is one of workers, the name is checked all the same.
+        of_wire = {} if wire == WIDE else dict.fromkeys(self._axes or (WORKER,), wire)
+        self._wire = wired("local.wire", of_wire, {WORKER: 1, **mesh.shape})
         for axis in how.get("precision", FLOAT32).wire:
             if axis in self._axes:
                 raise MeshDSLError(

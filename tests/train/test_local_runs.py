@@ -14,15 +14,8 @@ from meshdsl.train.local_settings import Local
 from meshdsl.train.trained import parameters_by_name
 from meshdsl_cli import main
 from tests.train.common import SHORT, TINY, losses, records
-from tests.train.test_local import (
-    EXPERTS,
-    drawn,
-    first_values,
-    local_job,
-    small_batch,
-    small_run,
-    with_workers,
-)
+from tests.train.test_diloco import drawn, first_values, small_batch, small_run
+from tests.train.test_local import EXPERTS, local_job, with_workers
 from tests.train.test_two_processes import train_in_two
 
 WORKERS = """
@@ -49,14 +42,23 @@ def settings(layout: str, text: str) -> list[str]:
     return [*how, "local.workers=2", "local.every=3", "steps=7", "checkpoint.every=2"]
 
 
+AT_ONCE = "exchange of 2 workers every 3 steps: psum(replica) 12 x, 9.8 KiB; 3.3 KiB per step"
+LATE = "exchange of 2 workers every 3 steps, in 2 fragments: psum(replica) "
+
+
 @pytest.mark.slow
-def test_a_run_goes_on_bit_for_bit(tmp_path, layout, text, capsys):
-    """From the middle of a round, after an exchange, and before the last one."""
+@pytest.mark.parametrize(
+    ("exchanged", "line"),
+    [((), AT_ONCE), (("local.fragments=2", "local.delay=2"), LATE)],
+    ids=["at once", "late"],
+)
+def test_a_run_goes_on_bit_for_bit(exchanged, line, tmp_path, layout, text, capsys):
+    """From the middle of a round, after an exchange, before the last one, and during one."""
     how = [*settings(layout, text), "checkpoint.every=1", "checkpoint.keep=9", "validation.every=3"]
+    how += exchanged
     whole, again = tmp_path / "whole", tmp_path / "again"
     assert main(["train", "--out", str(whole), *how]) == 0
     said = capsys.readouterr().out
-    line = "exchange of 2 workers every 3 steps: psum(replica) 12 x, 9.8 KiB; 3.3 KiB per step"
     assert line in said
     assert re.search(r"of workers +\S+ KiB per device", said)
     assert main(["train", "--out", str(again), *how]) == 0
