@@ -82,7 +82,7 @@ class Run:
         mesh = make_mesh(self._sizes, jax.devices())
         self.job = job = Job(override(Config(), **settings), layout, mesh)
         self._step = job.lowered.compile()
-        self._exchange = job.local.exchange.lower(job.state).compile() if job.local else None
+        self._exchange = job.local.lower_exchange().compile() if job.local else None
         self._state = job.step.init(jax.random.key(0))
         self._batch = jax.tree.map(
             lambda x: jax.make_array_from_callback(
