@@ -15,7 +15,7 @@ Douillard et al., 2023, "DiLoCo: Distributed Low-Communication Training of Langu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from math import prod
@@ -154,9 +154,7 @@ class LocalStep(TrainStep):
         both = self.shardings, self._place_of_metrics()
         self._send = compiled(self._one_step_sending, out_shardings=both)
         everywhere = NamedSharding(mesh, PartitionSpec())
-        self._means = jax.jit(
-            lambda measured: jax.tree.map(lambda x: x.mean(0), measured), out_shardings=everywhere
-        )
+        self._means = jax.jit(_means, out_shardings=everywhere)
 
     def _check_parameter(self, name: str, x: Tensor) -> None:
         if any(dim.name == WORKER for dim in x.dims):
@@ -309,7 +307,8 @@ class LocalStep(TrainStep):
 
         return run(tree)
 
-    def told(self, measured: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
+    def told(self, measured: Sequence[Mapping[str, jax.Array]]) -> Sequence[dict[str, jax.Array]]:
+        """The means over workers, which wait for each other here."""
         return self._means(measured)
 
     def _without_gradients(self, state: State) -> set[str]:
@@ -388,3 +387,10 @@ class LocalStep(TrainStep):
             (self.abstract,),
             (0,),
         )
+
+
+def _means(measured: Sequence[Mapping[str, jax.Array]]) -> list[dict[str, jax.Array]]:
+    """The means of all over workers, in one sum, from what steps measured in each worker."""
+    each = jnp.stack([jnp.stack(list(of_step.values())) for of_step in measured])
+    means = each.astype(jnp.float32).mean(-1)
+    return [dict(zip(one, mean, strict=True)) for one, mean in zip(measured, means, strict=True)]

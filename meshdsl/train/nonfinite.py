@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,15 @@ class NonfiniteGuard:
     Args:
       folder: of the run. A batch that was no good is saved there, as `nonfinite-STEP.npz`; with
         several processes as `nonfinite-STEP-process-I.npz`.
+      late: how many steps later than by itself the metrics of a step may come.
       dynamic: whether the loss scale is dynamic. Then steps are skipped while the scale is searched
         for, in a run in which nothing is wrong, and their batches are not saved.
     """
 
-    def __init__(self, guard: Guard, folder: Path, dynamic: bool = False):
+    def __init__(self, guard: Guard, folder: Path, dynamic: bool = False, late: int = 0):
         self._guard, self._folder, self._dynamic = guard, folder, dynamic
         self._batches: collections.deque[tuple[int, Mapping[str, np.ndarray]]] = collections.deque(
-            maxlen=_REMEMBERED
+            maxlen=_REMEMBERED + late
         )
         self._in_a_row = self._rollbacks = self._saved = 0
 
@@ -46,20 +47,23 @@ class NonfiniteGuard:
         """Remember this process's rows of the batch of `step` until the step has been judged."""
         self._batches.append((step, batch))
 
-    def judge(self, metrics: StepMetrics | None) -> str:
+    def judge(self, of_steps: Iterable[StepMetrics]) -> str:
         """`go`, or `rollback` where the state is of no use any more.
 
         A step that was `skipped` by the compiled step left the state as it was. With a dynamic loss
         scale that is how float16 finds its scale.
 
         Args:
-          metrics: of one step. None, where there are none yet, gives `go`.
+          of_steps: the metrics of steps, one after the other; those after one that asks for a
+            roll-back are not looked at.
 
         Raises:
           MeshDSLError: the run must stop; the text says how it can go on.
         """
-        if metrics is None:
-            return "go"
+        verdicts = map(self._verdict, of_steps)
+        return next((verdict for verdict in verdicts if verdict != "go"), "go")
+
+    def _verdict(self, metrics: StepMetrics) -> str:
         skipped = bool(metrics.get("skipped"))
         finite = math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])
         if finite and not skipped:

@@ -14,7 +14,7 @@ float32, and rounded before parameters are gathered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -216,9 +216,9 @@ class TrainStep:
         """
         return self._step(state, batch)
 
-    def told(self, measured: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
-        """What a step measured, as arrays without dims that every process has."""
-        return measured
+    def told(self, measured: Sequence[Mapping[str, jax.Array]]) -> Sequence[dict[str, jax.Array]]:
+        """What steps measured, for each as arrays without dims that every process has."""
+        return [dict(each) for each in measured]
 
     def averaged(self, state: State) -> State:
         """`state` with the average of what is trained in its place, split as the parameters are.

@@ -19,6 +19,19 @@ class Timetable:
     def __init__(self, job: Job):
         self._local, self._settings, self._steps = job.local, job.config.local, job.config.steps
 
+    @property
+    def untold(self) -> int:
+        """The most steps in a row after which workers do not tell each other what they measured."""
+        every, fragments = self._settings.every, self._settings.fragments
+        return -(-every // fragments) + self._settings.delay if self._local else 0
+
+    def tells(self, number: int) -> bool:
+        """Whether what steps measured is told after step `number`.
+
+        Workers do so where they wait for an exchange in any case.
+        """
+        return self._local is None or self._settings.due(number - self._settings.delay) is not None
+
     def step(
         self, step: Callable, state: State, batch: dict[str, Any], number: int
     ) -> tuple[State, Any]:

@@ -185,9 +185,9 @@ class TrainingLoop:
         """
         config, job = self.job.config, self.job
         dynamic = config.precision.loss_scale == "dynamic"
-        guard = NonfiniteGuard(config.guard, self.folder.path, dynamic)
-        repeated = Repeated(job, self.folder.path) if config.guard.repeat else None
         timetable = Timetable(job)
+        guard = NonfiniteGuard(config.guard, self.folder.path, dynamic, timetable.untold)
+        repeated = Repeated(job, self.folder.path) if config.guard.repeat else None
         ending = None
         with (
             self._watch(step, done) as watch,
@@ -201,11 +201,10 @@ class TrainingLoop:
                     with watch.spent("repeat"):
                         repeated.check(state, batch, done + 1)
                 state, measured = timetable.step(step, state, batch, done + 1)
-                measured = job.step.told(measured)
                 done += 1
                 guard.keep(done, arrays)
-                metrics = watch.step(done, measured)
-                if metrics:  # of the step before, which has ended; this one has only been begun
+                metrics = watch.step(done, measured, tell=timetable.tells(done))
+                if watch.ended:  # the step before; this one has only been begun
                     dog.beat(done)
                 # After its last step a run is finished, whatever signal came.
                 ending = stop.reason_to_stop(done) if done < config.steps else None
@@ -238,6 +237,7 @@ class TrainingLoop:
             *(self.facts(done), self.folder, config.log, self.console, done, config.steps),
             startup=self.startup,
             ledger=self.ledger(step) if self.ledger else None,
+            told=self.job.step.told,
         )
 
     def roll_back(self) -> tuple[State, int]:

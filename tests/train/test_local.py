@@ -92,7 +92,7 @@ def trained(job: Job) -> tuple[State, list[float]]:
     timetable = Timetable(job)
     for number in range(1, job.config.steps + 1):
         state, measured = timetable.step(job.step, state, batch_of(job, number), number)
-        losses.append(float(job.step.told(measured)["loss"]))
+        losses.append(float(job.step.told([measured])[0]["loss"]))
     return state, losses
 
 

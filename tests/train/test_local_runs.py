@@ -159,6 +159,18 @@ def test_a_step_that_is_not_finite_is_skipped_by_each_worker(tmp_path, layout, t
 
 
 @pytest.mark.slow
+def test_a_step_that_is_not_finite_is_seen_at_the_next_exchange(tmp_path, layout, text, capsys):
+    how = [*settings(layout, text), "guard.nonfinite=stop", "local.every=5", "checkpoint.every=100"]
+    out = tmp_path / "run"
+    assert main(["train", "--out", str(out), *how, "optimizer.learning_rate=1e30"]) == 2
+    said = capsys.readouterr().err
+    bad = int(re.search(r"step (\d+): loss .*, gradient norm nan", said)[1])
+    assert bad < 5 and [path.name for path in out.glob("nonfinite-*")] == [f"nonfinite-{bad}.npz"]
+    assert [record["step"] for record in records(out)] == [1, 2, 3, 4, 5]
+    assert not (out / "checkpoints").exists()
+
+
+@pytest.mark.slow
 def test_explain_and_compile_say_what_is_sent_when(layout, capsys):
     target = ["--layout", layout, "--target", "v5e:2x2", "--slices", "2"]
     how = [*TINY, "local.workers=2", "local.every=100", "model.remat=none"]

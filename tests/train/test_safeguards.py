@@ -49,17 +49,17 @@ def run(path, bad, steps=6, **settings):
     Returns the verdicts, each one step late as in the loop.
     """
     judge = NonfiniteGuard(Guard(**settings), path)
-    record, verdicts = None, []
+    record, verdicts = [], []
     for number in range(1, steps + 1):
         tokens = np.full((2, 4), -1 if number in bad else number, np.int32)
         judge.keep(number, {"tokens": tokens, "targets": tokens + 1})
         before, infinite = record, float("inf") if number in bad else 1.0
-        record = {"step": number, "loss": -infinite, "gradient_norm": infinite}
+        record = [{"step": number, "loss": -infinite, "gradient_norm": infinite}]
         if settings.get("nonfinite") == "skip":  # as the compiled step does it
-            record["skipped"] = float(number in bad)
+            record[0]["skipped"] = float(number in bad)
         verdicts.append(judge.judge(before))
         if verdicts[-1] == "rollback":
-            record = None
+            record = []
     return [*verdicts, judge.judge(record)]
 
 
@@ -84,7 +84,7 @@ def test_by_default_a_loss_that_is_not_finite_stops_the_run_and_its_batch_is_sav
 def test_a_gradient_that_is_not_finite_stops_the_run_too(tmp_path):
     with pytest.raises(MeshDSLError, match=r"step 3: loss 1, gradient norm nan; to go on"):
         NonfiniteGuard(Guard(), tmp_path).judge(
-            {"step": 3, "loss": 1.0, "gradient_norm": float("nan")}
+            [{"step": 3, "loss": 1.0, "gradient_norm": float("nan")}]
         )
 
 
@@ -118,7 +118,7 @@ def test_a_loss_scale_that_is_looked_for_saves_no_batches(tmp_path):
     judge = NonfiniteGuard(Guard(nonfinite="skip"), tmp_path, dynamic=True)
     judge.keep(1, {"tokens": np.zeros((1, 1), np.int32)})
     metrics = {"step": 1, "loss": 1.0, "gradient_norm": float("inf"), "skipped": 1.0}
-    assert judge.judge(metrics) == "go" and not files(tmp_path)
+    assert judge.judge([metrics]) == "go" and not files(tmp_path)
 
 
 def test_each_process_saves_its_own_rows(tmp_path, monkeypatch):

@@ -11,6 +11,6 @@ def test_the_kernel_counts_what_the_record_says():
     if why := missing():
         pytest.skip(why)
     for found in in_namespaces("2x100", ["workers"]):
-        # Most steps send what they measured and signs of life, in packets of their own.
-        assert found["between"] < 4_000, found
+        # Most steps send nothing; processes send signs of life now and then.
+        assert found["between"] < 500, found
         assert found["sent"] - found["between"] == pytest.approx(found["recorded"], rel=0.1), found

@@ -21,6 +21,8 @@ Show = Callable[[StepMetrics], None]
 def progress(console: Console, done: int, steps: int, every: int) -> Iterator[Show]:
     """A context manager that gives a function to show the metrics of a step.
 
+    Of a step that has ended and whose loss is not known yet only a progress bar shows anything.
+
     Args:
       done: how many steps are done already.
       steps: of the whole run.
@@ -48,9 +50,12 @@ def progress(console: Console, done: int, steps: int, every: int) -> Iterator[Sh
     )
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("train", total=steps, completed=done, loss=math.nan, speed="")
-        yield lambda metrics: bar.update(
-            task, completed=metrics["step"], loss=metrics["loss"], speed=_speed(metrics)
-        )
+
+        def show(metrics: StepMetrics) -> None:
+            known = {name: metrics[name] for name in ("loss",) if name in metrics}
+            bar.update(task, completed=metrics["step"], speed=_speed(metrics), **known)
+
+        yield show
 
 
 def _lines(console: Console, steps: int, every: int) -> Show:
@@ -58,6 +63,8 @@ def _lines(console: Console, steps: int, every: int) -> Show:
 
     def show(metrics: StepMetrics) -> None:
         nonlocal seconds, count
+        if "loss" not in metrics:
+            return
         seconds, count = seconds + metrics["seconds"], count + 1
         step = metrics["step"]
         if step % every and step not in (1, steps):

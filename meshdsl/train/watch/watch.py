@@ -2,12 +2,14 @@
 
 The loop hands over what a step measures, which the devices may still be computing, and gets back
 the metrics of the step before. So the devices are never waited for. Every process makes the same
-metrics, because every process makes decisions by them; process 0 writes and shows them.
+metrics, because every process makes decisions by them; process 0 writes and shows them. Workers
+that train apart (`local.workers`) know the metrics of all of them only now and then: those of the
+steps in between come together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _BLOCK = 1024  # learning rates that are computed at once
+Measured = Mapping[str, jax.Array]  # by a step, under the names of metrics
 _Output = MetricsFile | TensorBoard | WandB
 
 
@@ -88,7 +91,7 @@ class Watch:
                 with watch.spent("input"):
                     batch = next(batches)
                 state, measured = step(state, batch)
-                previous = watch.step(number, measured)
+                ended = watch.step(number, measured)
 
     Args:
       folder: of the run; it exists.
@@ -97,6 +100,8 @@ class Watch:
       steps: how many the whole run has.
       startup: what the time went into until now. It is told with the first step.
       ledger: of the run, where one is wanted; then `log` asks for no trace.
+      told: called with what some steps measure, gives for each the same as arrays without dims that
+        every process has.
 
     Raises:
       MeshDSLError: the folder cannot be written, or Weights & Biases refuses the run. Methods that
@@ -113,15 +118,21 @@ class Watch:
         steps: int,
         startup: Startup | None = None,
         ledger: Ledger | None = None,
+        told: Callable[[list[Measured]], Sequence[Measured]] = list,
     ):
         self._facts, self._console, self._startup = facts, console, startup
         self._learning_rate = _rates(facts.learning_rate)
         self._learning_rate(done + 1)  # compiled now
         self._measurable = [device for device in jax.local_devices() if device.memory_stats()]
         self._next = done + 1
-        self._running: tuple[int, Mapping[str, jax.Array]] | None = None  # the newest step
-        self._newest: Mapping[str, jax.Array] = {}  # what it measures, also when it has ended
-        self._unwritten: StepMetrics | None = None  # of a step that has ended; `note` may add to it
+        self.ended = False  # whether a step has ended since the start, or since the run went back
+        self._tell = told
+        self._running: int | None = None  # the number of the newest step, until it has ended
+        self._newest: Measured = {}  # what it measures, also when it has ended
+        self._untold: list[Measured] = []  # what is measured that other processes do not know
+        self._told: list[Measured] = []  # what they do, of the steps before those
+        self._unknown: list[StepMetrics] = []  # the rest of the metrics of steps that have ended
+        self._unwritten: list[StepMetrics] = []  # `note` may add to the last of them
         self._outputs: list[_Output] = []
         self._profile: Profile | MeasuredSteps | None = None
         self._ledger = ledger
@@ -173,62 +184,75 @@ class Watch:
                 self._profile.begin(self._next)
         return self._timer.spent(what)
 
-    def step(self, number: int, measured: Mapping[str, jax.Array]) -> StepMetrics | None:
+    def step(self, number: int, measured: Measured, tell: bool = True) -> list[StepMetrics]:
         """Take what a step measures, which the devices may still be computing.
+
+        The step before it is waited for.
 
         Args:
           number: of the step, counted from 1.
+          tell: whether all processes are told. If not, the metrics of this step come with those of
+            the next one that they are told of.
 
         Returns:
-          The metrics of the step before it; None if `settle` has returned those already.
+          The metrics of the step before, and of those whose metrics come with it.
         """
-        for value in measured.values():
-            value.copy_to_host_async()
-        previous = self.settle()
+        known = self._known()
         self._write()
-        self._running, self._newest = (number, measured), measured
-        self._next = number + 1
-        return previous
+        self._running, self._newest, self._next = number, measured, number + 1
+        self._untold.append(measured)
+        if tell:
+            self._begin_to_tell()
+        return known
+
+    def _begin_to_tell(self) -> None:
+        if self._untold:
+            told, self._untold = self._tell(self._untold), []
+            for value in (value for measured in told for value in measured.values()):
+                value.copy_to_host_async()
+            self._told += told
 
     def _wait(self) -> None:
         """Wait until the newest step has ended on all devices, without taking its metrics."""
         jax.block_until_ready(self._newest)
 
-    def settle(self) -> StepMetrics | None:
+    def settle(self) -> list[StepMetrics]:
         """Wait for the newest step to end.
 
         Returns:
-          Its metrics; None if they were returned before.
+          Its metrics, and all others that were not returned before.
         """
-        if self._running is None:
-            return None
-        self._write()
-        step, measured = self._running
-        self._running = None
-        values = {name: float(value) for name, value in measured.items()}
-        self._unwritten = self._metrics(step, values)
-        if self._startup:
-            self._startup.done("first_step")
-            self._unwritten |= self._startup.values()
-            self._console.print(self._startup.line())
-            self._startup = None
-        self._show(self._unwritten)
-        if self._profile and step >= self._profile.steps[-1]:
-            with self._timer.spent("profile"):
-                self._profile.close()
-            self._profile = None
-        return self._unwritten
+        self._begin_to_tell()
+        return self._known()
+
+    def _known(self) -> list[StepMetrics]:
+        """The metrics of steps that have been told, after the newest step has ended."""
+        if self._running is not None:
+            step, self._running = self._running, None
+            self._wait()
+            self.ended = True
+            self._unknown.append(self._at_end(step))
+        known = []
+        for measured in self._told:
+            values = {name: float(value) for name, value in measured.items()}
+            known.append(self._metrics(values, self._unknown.pop(0)))
+        self._told = []
+        self._unwritten += known
+        for metrics in [*known, *self._unknown[-1:]]:
+            self._show(metrics)
+        return known
 
     def note(self, step: int, values: StepMetrics) -> None:
         """Add `values` to the metrics of `step`, which must be the newest one."""
-        if self._running is not None:
-            self.settle()
-        assert self._unwritten is not None and self._unwritten["step"] == step, step
-        self._unwritten.update(values)
+        self.settle()
+        assert self._unwritten and self._unwritten[-1]["step"] == step, step
+        self._unwritten[-1].update(values)
 
     def rewind(self, done: int) -> None:
         """Drop the metrics of steps after `done`: the run went back there and goes on."""
-        self._running = self._unwritten = None
+        self._running, self.ended = None, False
+        for of_steps in (self._untold, self._told, self._unknown, self._unwritten):
+            of_steps.clear()
         self._next = done + 1
         for output in self._outputs:
             output.rewind(done)
@@ -250,29 +274,19 @@ class Watch:
             self._write()
 
     def _write(self) -> None:
-        if self._unwritten is not None:
-            metrics, self._unwritten = self._unwritten, None
+        for metrics in self._unwritten:
             for output in self._outputs:
                 output.write(metrics)
+        self._unwritten = []
 
-    def _metrics(self, step: int, values: dict[str, float]) -> StepMetrics:
-        """All metrics of a step that has just ended, from the values that it measured."""
+    def _at_end(self, step: int) -> StepMetrics:
+        """What is known of a step that has just ended, without what it measured."""
         facts, times = self._facts, self._timer.lap()
         training_seconds = sum(times.get(f"{what}_seconds", 0.0) for what in TRAINING)
+        speed = facts.units / training_seconds
         metrics = {
             "step": step,
-            "loss": values.pop("loss"),
             f"{facts.unit}s": facts.before + step * facts.units,
-        }
-        if "cross_entropy" in values:
-            values["cross_entropy"] /= values.get("trained") or 1.0
-            if facts.bytes_per_token:
-                metrics["bits_per_byte"] = bits_per_byte(
-                    values["cross_entropy"], facts.bytes_per_token
-                )
-        speed = facts.units / training_seconds
-        metrics |= {
-            **values,
             "learning_rate": self._learning_rate(step),
             f"{facts.unit}s{SPEED}": speed,
             f"{facts.unit}s{SPEED}_per_device": speed / facts.devices,
@@ -280,7 +294,26 @@ class Watch:
         if facts.peak_flops and facts.flops:
             peak = training_seconds * facts.peak_flops * facts.devices
             metrics |= {"mfu_causal": facts.flops[0] / peak, "mfu_full": facts.flops[1] / peak}
-        return metrics | times | self._memory_in_use()
+        metrics |= times | self._memory_in_use()
+        if self._startup:
+            self._startup.done("first_step")
+            metrics |= self._startup.values()
+            self._console.print(self._startup.line())
+            self._startup = None
+        if self._profile and step >= self._profile.steps[-1]:
+            with self._timer.spent("profile"):
+                self._profile.close()
+            self._profile = None
+        return metrics
+
+    def _metrics(self, measured: dict[str, float], at_end: StepMetrics) -> StepMetrics:
+        """All metrics of a step, of what it measured and what is known since it has ended."""
+        if "cross_entropy" in measured:
+            measured["cross_entropy"] /= measured.get("trained") or 1.0
+            if per_token := self._facts.bytes_per_token:
+                bits = bits_per_byte(measured["cross_entropy"], per_token)
+                measured["bits_per_byte"] = bits
+        return {"step": at_end["step"], "loss": measured["loss"], **measured, **at_end}
 
     def _memory_in_use(self) -> StepMetrics:
         """The memory in use on the fullest device of this process; empty where it is unknown."""

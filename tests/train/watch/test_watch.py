@@ -16,6 +16,10 @@ from tests.train.common import losses, records
 from tests.train.watch.runs import measured, run, watch
 
 
+def steps(metrics):
+    return [one["step"] for one in metrics]
+
+
 def test_a_loss_in_nats_in_other_units():
     assert bits_per_byte(math.log(2)) == pytest.approx(1.0)
     assert bits_per_byte(math.log(2), bytes_per_token=4.0) == pytest.approx(0.25)
@@ -25,12 +29,32 @@ def test_a_loss_in_nats_in_other_units():
 
 def test_records_come_one_step_late_and_none_is_lost(tmp_path):
     with watch(tmp_path) as seen:
-        assert seen.step(1, measured(1)) is None
-        assert seen.step(2, measured(2))["step"] == 1
-        assert seen.settle()["step"] == 2
-        assert seen.settle() is None
-        assert seen.step(3, measured(3)) is None
+        assert steps(seen.step(1, measured(1))) == []
+        assert steps(seen.step(2, measured(2))) == [1]
+        assert steps(seen.settle()) == [2]
+        assert steps(seen.settle()) == []
+        assert steps(seen.step(3, measured(3))) == []
     assert [record["step"] for record in records(tmp_path)] == [1, 2, 3]
+
+
+def test_what_is_told_now_and_then_comes_together(tmp_path):
+    with watch(tmp_path) as seen:
+        for step in (1, 2, 3):
+            with seen.spent("input"):
+                time.sleep(0.01 * step)
+            assert not steps(seen.step(step, measured(step), tell=step == 3))
+            assert seen.ended == (step > 1)
+        assert records(tmp_path) == []
+        assert steps(seen.step(4, measured(4), tell=False)) == [1, 2, 3]
+        assert [record["step"] for record in records(tmp_path)] == [1, 2, 3]
+        assert steps(seen.settle()) == [4]
+        seen.note(4, {"validation_loss": 3.0})
+        seen.step(5, measured(5), tell=False)
+    found = records(tmp_path)
+    assert [record["loss"] for record in found] == [9.0, 8.0, 7.0, 6.0, 5.0]
+    assert found[3]["validation_loss"] == 3.0
+    # The seconds are those until a step has ended, and not until its loss was known.
+    assert [record["input_seconds"] >= 0.01 for record in found[:3]] == [True, True, False]
 
 
 class Pending:
@@ -46,7 +70,7 @@ class Pending:
 def test_a_step_that_was_just_started_is_not_waited_for(tmp_path):
     with pytest.raises(KeyboardInterrupt), watch(tmp_path) as seen:
         seen.step(1, measured(1))
-        assert seen.step(2, {"loss": Pending()})["step"] == 1
+        assert steps(seen.step(2, {"loss": Pending()})) == [1]
         raise KeyboardInterrupt
     assert [record["step"] for record in records(tmp_path)] == [1]
 
@@ -137,7 +161,7 @@ def test_only_process_0_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(hosts, "first_does", lambda do: None)
     with watch(tmp_path) as seen:
         seen.step(1, measured(1))
-        assert seen.settle()["loss"] == 9.0
+        assert [metrics["loss"] for metrics in seen.settle()] == [9.0]
     assert not list(tmp_path.iterdir())
 
 
