@@ -28,6 +28,7 @@ from meshdsl.predict.compiler.hlo_text import Module
 from meshdsl.predict.compiler.replay import replay
 from meshdsl.predict.compiler.topology import compile_only, target_devices
 from meshdsl.train.config import Config
+from meshdsl.train.memory_order import compiled_for_best_order
 from meshdsl.train.precision_settings import Precision
 from meshdsl.train.sample import in_few_bits
 from meshdsl.train.settings import override
@@ -75,8 +76,10 @@ def row(target: str, weights: str, given: argparse.Namespace) -> list[str]:
     first = jax.jit(md.lower(start, layout, mesh, dims=dims))
     progress = jax.eval_shape(first, model, prompts, sizes)
     cache, rest = split(progress.cache), split(progress.replace(cache=None))
-    step = jax.jit(md.lower(advance, layout, mesh, dims=dims), donate_argnums=1)
-    module = Module(step.lower(model, cache, rest).compile().as_text() or "")
+    step = compiled_for_best_order(
+        md.lower(advance, layout, mesh, dims=dims), mesh, model, cache, rest
+    )
+    module = Module(step.as_text() or "")
     axes = {name: int(size) for name, size in layout.mesh.items()}
     time = replay(module, machine.chip, Network(machine, axes), axes)
     read = _local_bytes(model) - _local_bytes(model.embedding) + _local_bytes(cache)

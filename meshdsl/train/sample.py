@@ -29,6 +29,7 @@ from meshdsl.train.few_bits import CHANNEL, formats_of
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.job import Job
 from meshdsl.train.local import WORKER
+from meshdsl.train.memory_order import InBestOrder
 from meshdsl.train.precision import cast
 from meshdsl.train.trained import name_at
 
@@ -220,22 +221,22 @@ def continuations(
         def first(model: Any, prompts: md.Tensor, sizes: md.Tensor, key, written) -> Progress:
             return generate.start(model, prompts, sizes, memory, key, how, written)
 
-        start = jax.jit(_cache_rest_and_token(first, opened))
+        start = jax.jit(_cache_and_rest(first, opened))
         return start(model, tokens, sizes, key, np.int32(count - left))
 
     def after(model: Any, cache, rest: Progress, key) -> Progress:
         return generate.advance(model, rest.replace(cache=cache), key, how)
 
     model = opened.model
-    advance = jax.jit(_cache_rest_and_token(after, opened), donate_argnums=1)
-    cache, rest, token = read(prompts, count)
+    advance = InBestOrder(_cache_and_rest(after, opened), model, opened.mesh)
+    cache, (rest, token) = read(prompts, count)
     ended = np.zeros(len(prompts), bool)
     turn, texts = generate.turning_point(model), [list(prompt) for prompt in prompts]
     for left in reversed(range(count)):
         shown = token
         turns = turn is not None and any(len(text) == turn for text in texts)
         if left and not turns:  # the devices compute the next token while this one is looked at
-            cache, rest, token = advance(model, cache, rest, key)
+            cache, (rest, token) = advance(cache, rest, key)
         row = np.where(ended, how.ends[0], np.asarray(shown)[: len(prompts)]).astype(np.int32)
         yield row
         ended |= np.isin(row, how.ends)
@@ -244,19 +245,19 @@ def continuations(
         for text, new in zip(texts, row.tolist(), strict=True):
             text.append(new)
         if left and turns:  # some text has become long, and is read anew
-            cache, rest, token = read(texts, left)
+            cache, (rest, token) = read(texts, left)
 
 
-def _cache_rest_and_token(fn: Callable[..., Progress], opened: Opened) -> Callable:
-    """`fn`, lowered, with its `Progress` in three parts.
+def _cache_and_rest(fn: Callable[..., Progress], opened: Opened) -> Callable:
+    """`fn`, lowered, with its `Progress` in two parts.
 
-    They are the cache, which the call for the next token may overwrite, the rest of it, and the
-    tokens as an array that every device has.
+    They are the cache, which the call for the next token may overwrite; and the rest of it, with
+    the tokens as an array that every device has.
     """
     lowered = opened.lowered(fn)
 
     def step(*args):
         progress = lowered(*args)
-        return progress.cache, progress.replace(cache=None), opened.whole(progress.token)
+        return progress.cache, (progress.replace(cache=None), opened.whole(progress.token))
 
     return step

@@ -37,41 +37,49 @@ def forward(options: Options, query, key, value, sides: Sides) -> tuple[jax.Arra
     wide = jnp.promote_types(query.dtype, jnp.float32)
     columns = _column_blocks(options, key, value, sides)
 
-    def one_block_of_rows(row: _Rows):
-        def turn(carry, block: _Columns):
-            def seen(carry, block):
-                output, top, total = carry
-                scores, visible, _ = _scores(options, labels, row, block, wide)
-                highest = jnp.maximum(top, scores.max(-1))
-                weights = _where(visible, jnp.exp(scores - highest[..., None]))
-                kept = jnp.exp(top - highest)
-                added = jnp.einsum(
-                    weights.astype(value.dtype),
-                    labels.scores,
-                    block.value,
-                    labels.value,
-                    labels.output,
-                    preferred_element_type=wide,
-                )
-                output = output * kept[..., None] + added
-                return output, highest, total * kept + weights.sum(-1)
-
-            condition = may_see(options, row.span, block.span)
-            return if_seen(condition, seen, lambda carry, _: carry, carry, block), None
-
-        shape = row.query.shape[:-1]
-        first = (
-            jnp.zeros((*shape, value.shape[-1]), wide),
-            jnp.full(shape, HIDDEN, wide),
-            jnp.zeros(shape, wide),
+    def seen(row: _Rows, block: _Columns, top=None):
+        """Output, maximum and sum of a block of columns; `top` is the maximum of those before."""
+        scores, visible, _ = _scores(options, labels, row, block, wide)
+        highest = scores.max(-1) if top is None else jnp.maximum(top, scores.max(-1))
+        weights = _where(visible, jnp.exp(scores - highest[..., None]))
+        output = jnp.einsum(
+            weights.astype(value.dtype),
+            labels.scores,
+            block.value,
+            labels.value,
+            labels.output,
+            preferred_element_type=wide,
         )
-        first = varying_as(query, first)
-        (output, top, total), _ = lax.scan(turn, first, _with_bias(columns, row))
+        return output, highest, weights.sum(-1)
+
+    def one_block_of_rows(row: _Rows):
+        def joined(carry, block):
+            output, top, total = carry
+            added, highest, more = seen(row, block, top)
+            kept = jnp.exp(top - highest)
+            return output * kept[..., None] + added, highest, total * kept + more
+
+        def turn(carry, block: _Columns):
+            condition = may_see(options, row.span, block.span)
+            return if_seen(condition, joined, lambda carry, _: carry, carry, block), None
+
+        blocks = _with_bias(columns, row)
+        if _is_one(blocks):
+            output, top, total = seen(row, _first(blocks))
+        else:
+            shape = row.query.shape[:-1]
+            first = (
+                jnp.zeros((*shape, value.shape[-1]), wide),
+                jnp.full(shape, HIDDEN, wide),
+                jnp.zeros(shape, wide),
+            )
+            (output, top, total), _ = lax.scan(turn, varying_as(query, first), blocks)
         some = total > 0
         total = chosen(some, total, 1)
         return output / total[..., None], chosen(some, top + jnp.log(total), HIDDEN)
 
-    result = lax.map(one_block_of_rows, _row_blocks(options, query, sides))
+    of_rows = lambda _, row: (None, one_block_of_rows(row))
+    _, result = _over_blocks(of_rows, None, _row_blocks(options, query, sides))
     output, normaliser = (_joined(x, query.ndim - 2, query.shape[-2]) for x in result)
     return output, normaliser
 
@@ -105,14 +113,14 @@ def backward(
 
         def turn(query_bar, blocks):
             block, key_bar, value_bar = blocks
-            condition = may_see(options, row.span, block.span)
+            condition = None if _is_one(columns) else may_see(options, row.span, block.span)
             operands = (query_bar, key_bar, value_bar, block)
             query_bar, *others = if_seen(condition, seen, unseen, *operands)
             return query_bar, tuple(others)
 
         first = varying_as(query, jnp.zeros(row.query.shape, wide))
         of_columns = (_with_bias(columns, row), *slopes)
-        query_bar, (*slopes, bias_bar) = lax.scan(turn, first, of_columns)
+        query_bar, (*slopes, bias_bar) = _over_blocks(turn, first, of_columns)
         return tuple(slopes), (query_bar, bias_bar)
 
     at = query.ndim - 2
@@ -120,7 +128,7 @@ def backward(
     of_rows = [_cut(x, at, count, size) for x in (normaliser, through, cotangent)]
     zeros = [jnp.zeros(x.shape, wide) for x in (columns.key, columns.value)]
     rows = (_row_blocks(options, query, sides), *of_rows)
-    (key_bar, value_bar), (query_bar, bias_bar) = lax.scan(
+    (key_bar, value_bar), (query_bar, bias_bar) = _over_blocks(
         one_block_of_rows, varying_as(query, tuple(zeros)), rows
     )
     if bias_bar is not None:  # row blocks, column blocks, and the dims of the scores
@@ -287,6 +295,23 @@ def _joined(parts, at: int, length: int) -> jax.Array:
     size = parts.shape[at] * parts.shape[at + 1]
     joined = parts.reshape(*parts.shape[:at], size, *parts.shape[at + 2 :])
     return lax.slice_in_dim(joined, 0, length, axis=at)
+
+
+def _is_one(blocks: Any) -> bool:
+    """Whether there is one block, of those that are stacked along a first position."""
+    return jax.tree.leaves(blocks)[0].shape[0] == 1
+
+
+def _first(blocks: Any) -> Any:
+    return jax.tree.map(lambda x: x[0], blocks)
+
+
+def _over_blocks(turn: Callable, carry: Any, blocks: Any) -> tuple[Any, Any]:
+    """As `jax.lax.scan`, but without a loop around a single block."""
+    if not _is_one(blocks):
+        return lax.scan(turn, carry, blocks)
+    carry, made = turn(carry, _first(blocks))
+    return carry, jax.tree.map(lambda x: x[None], made)
 
 
 def if_seen(condition, seen: Callable, unseen: Callable, *operands):

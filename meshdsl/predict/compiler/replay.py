@@ -53,14 +53,14 @@ _STARTS, _ENDS = (
 _CHAIN = re.compile(r'chain_id="?([\w.\-]+)')
 _OTHER_CORE: Lane = ("another core", "")
 # What hosts exchange, by the names that libtpu has for it; an exchange has one name for all hosts.
-_EXCHANGES = {
+EXCHANGES = {
     "ONE_TO_ONE": "ppermute",
     "ALL_GATHER": "all_gather",
     "REDUCE_SCATTER": "psum_scatter",
     "ALL_REDUCE": "psum",
     "ALL_TO_ALL": "all_to_all",
 }
-_EXCHANGE = re.compile(r'_xla_megascale_transfer_type="?(\w+)')
+EXCHANGE = re.compile(r'_xla_megascale_transfer_type="?(\w+)')
 _NAME_OF_EXCHANGE = re.compile(r'_xla_host_transfer_rendezvous="?([\w.\-]+)')
 _BETWEEN_SLICES = re.compile(r"\{(\d+)->(\d+)\}")
 # What only moves data between the memories of a chip, and what goes on with something that was
@@ -144,13 +144,13 @@ class Actions:
 
     def _exchanging(self, i: Instruction) -> Action | None:
         """What hosts begin to exchange between slices; None for what a host keeps to itself."""
-        kind, name = _EXCHANGE.search(i.attributes), _exchange(i)
+        kind, name = EXCHANGE.search(i.attributes), _exchange(i)
         if kind is None or not name:
             return None
         received = (one for one in self.module.instructions.values() if one.opcode == "recv")
         ends = [i, *(one for one in received if _exchange(one) == name)]
         size = max(one.results[0].bytes for one in ends)
-        seconds = self.network.between_slices(_EXCHANGES[kind[1]], size)
+        seconds = self.network.between_slices(EXCHANGES[kind[1]], size)
         lanes: tuple[Lane, ...] = (("slices", "+"), ("slices", "-"))
         pairs = _BETWEEN_SLICES.findall(i.attributes)
         directions = {int(target) > int(source) for source, target in pairs}
