@@ -72,7 +72,7 @@ def main() -> None:
     job = analysis.on(mesh := make_mesh(sizes, target_devices(target)))
     options = default_options(mesh, target.chip)
     network = Network(target, sizes)
-    print(f"{choice.line}\n{chr(10).join(analysis.sends)}", flush=True)
+    print(f"{choice.line}\n{chr(10).join(analysis.sends(None))}", flush=True)
     programs = {
         "a step": lambda: job.lowered,
         "a step that sends": lambda: job.local.lower_sending(job.batch, 0),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -26,7 +27,7 @@ from meshdsl.tools.analysis import Analysis
 from meshdsl.train.auto_settings import Choice, choose, settings_that_save_memory
 from meshdsl.train.config import Config
 from meshdsl.train.data import task_of
-from meshdsl.train.exchange_lines import exchange_lines
+from meshdsl.train.exchange_lines import exchange_lines, sent_by_workers
 from meshdsl.train.few_bits import slow_formats, with_formats
 from meshdsl.train.job import Job
 from meshdsl.train.optimizer import TABLE
@@ -59,10 +60,8 @@ def training_analysis(
     fields = task.fields(config, Dim("batch", config.batch))
     flops = config.model.step_flops(config.batch)
     mesh: Any = abstract_mesh_on(target, sizes)
-    sends: list[str] = []
-    if config.local.workers:
-        network = Network(target, sizes) if target is not None and target.chip.timed else None
-        sends = exchange_lines(Job(config, layout, mesh), network)
+    network = Network(target, sizes) if target is not None and target.chip.timed else None
+    sent = sent_by_workers(Job(config, layout, mesh)) if config.local.workers else []
     return Analysis(
         lambda mesh: Job(config, layout, mesh),
         mesh,
@@ -74,7 +73,7 @@ def training_analysis(
         model_flops=None if flops is None else (flops[0] / devices, flops[1] / devices),
         remedies=tuple(settings_that_save_memory(config, layout, sizes)),
         notes=tuple(filter(None, [formats, *_notes(config), *slow_formats(precision, target)])),
-        sends=tuple(sends),
+        sends=partial(exchange_lines, config.local, sent, network),
         remat=choice.remat if choice else "",
         choice=choice.line if choice else "",
     )

@@ -15,7 +15,7 @@ from meshdsl.train.folder import RunFolder
 
 # What a start does not mend: the run is at its end, Ctrl-C, and a mistake that was explained.
 _FINAL = (0, EXIT_CODES["interrupted"], 2)
-_FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0  # seconds before a restart; twice as many each time
+_WAIT = 2.0  # seconds before a restart of what has come no further
 _IN_VAIN = 2  # so many starts one after the other without a new checkpoint are the last
 
 
@@ -55,9 +55,9 @@ def start_again(
 ) -> int:
     """Run `meshdsl train` until it ends by itself, and return its exit code.
 
-    Where it dies it is started again with `--resume auto`, after a second, and after twice as long
-    each time in which it has come to no new checkpoint. It is not where it was told to end, or made
-    a mistake of the user's known (exit code 2), or died twice without a new checkpoint.
+    Where it dies it is started again with `--resume auto`, at once where it has come to a new
+    checkpoint, and after two seconds otherwise. It is not where it was told to end, or made a
+    mistake of the user's known (exit code 2), or died twice without a new checkpoint.
 
     Args:
       start: runs a command line to its end.
@@ -65,7 +65,7 @@ def start_again(
       sleep: waits for some seconds.
     """
     checkpoints = folder_of_run(words).checkpoints
-    wait, in_vain = _FIRST_WAIT, 0
+    in_vain = 0
     for count in range(restarts + 1):
         before = _newest(checkpoints)
         code, told = start(words)
@@ -73,7 +73,6 @@ def start_again(
             return code
         newest = _newest(checkpoints)
         in_vain = 0 if newest > before else in_vain + 1
-        wait = _FIRST_WAIT if newest > before else wait
         where = f"the newest checkpoint is of step {newest}" if newest else "no step is saved"
         died = f"meshdsl launch: the run died with exit code {code}; {where}"
         if count == restarts:
@@ -82,9 +81,10 @@ def start_again(
         if in_vain == _IN_VAIN:
             _say(f"{died}; {in_vain} starts in a row made no progress, so it is given up")
             return code
-        _say(f"{died}; restart {count + 1} of {restarts} in {wait:g} s")
-        sleep(wait)
-        wait = min(2 * wait, _LONGEST_WAIT)
+        wait = f" in {_WAIT:g} s" if in_vain else ""
+        _say(f"{died}; restart {count + 1} of {restarts}{wait}")
+        if in_vain:
+            sleep(_WAIT)
         words = _resumed(words)
     raise AssertionError("the last start returns")
 

@@ -6,7 +6,7 @@ step of training (`meshdsl.commands.analysis`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -113,7 +113,8 @@ class Analysis:
         and in full. None: they are counted in the program.
       remedies: what would save memory, beside what the program itself says.
       notes: what a reader should know, beside what the program itself says.
-      sends: what is sent between steps, such as an exchange of workers.
+      sends: called with the seconds of a step, or None, gives lines on what is sent between steps,
+        such as an exchange of workers.
       remat: what `model.remat=auto` has chosen; empty without it.
       choice: why, in one line.
     """
@@ -128,7 +129,7 @@ class Analysis:
     model_flops: tuple[float, float] | None = None
     remedies: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    sends: tuple[str, ...] = ()
+    sends: Callable[[float | None], Sequence[str]] = lambda step: ()
     remat: str = ""
     choice: str = ""
 
@@ -167,7 +168,8 @@ class Analysis:
         )
         if report.fits is False:
             report = replace(report, remedies=(*report.remedies, *self.remedies))
-        report = replace(report, notes=(*report.notes, *self.sends))
+        sends = self.sends(report.time.step if report.time else None)
+        report = replace(report, notes=(*report.notes, *sends))
         known: dict[str, Any] = vars(report) | {"remat": self.remat, "choice": self.choice}
         return Compiled(**known, executable=executable, explanation=explanation, subject=subject)
 
@@ -182,10 +184,11 @@ class Analysis:
             count_flops=True,
         )
         too_large = found.memory.fits is False
+        sends = self.sends(found.time.step if found.time else None)
         return replace(
             found,
             remedies=(*found.remedies, *self.remedies) if too_large else (),
-            notes=(*found.notes, *self.notes, *self.sends),
+            notes=(*found.notes, *self.notes, *sends),
             remat=self.remat,
             choice=self.choice,
         )

@@ -29,7 +29,7 @@ from meshdsl.train.data import Data, task_of
 from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.data.remote import with_files_here
 from meshdsl.train.deterministic import check_deterministic
-from meshdsl.train.exchange_lines import exchange_lines
+from meshdsl.train.exchange_lines import exchange_lines, sent_by_workers
 from meshdsl.train.few_bits import with_formats
 from meshdsl.train.folder import RunFolder, check_folder
 from meshdsl.train.job import Job
@@ -192,7 +192,7 @@ def _print_overview(
     executable: Path | None,
     choice: str,
 ) -> None:
-    exchange = exchange_lines(job) if job.local else []
+    exchange = exchange_lines(job.config.local, sent_by_workers(job))
     console.print(describe(job.layout, job.mesh, job.state, program.collectives, exchange))
     if choice:
         console.print(f"\n{choice}")

@@ -185,6 +185,13 @@ def test_explain_and_compile_say_what_is_sent_when(layout, capsys):
         r"[\d.]+ .?s, [\d.]+ .?s per step; `replica`: .*GB/s.*",
         note,
     ), note
+    assert main(["explain", *target, *how, "--json", "local.delay=1"]) == 0
+    *_, beside = json.loads(capsys.readouterr().out)["notes"]
+    assert re.fullmatch(
+        r"exchange of 2 workers every 100 steps: it runs beside a step, and is hidden by one of "
+        r"[\d.]+ .?s or more; one of [\d.]+ .?s hides it where each device has [\d.]+ GB/s",
+        beside,
+    ), beside
     gradients = [t for t in found["memory"]["at_rest"] if t["kind"] == "gradient"]
     table = next(t for t in gradients if t["name"].endswith("embedding.table"))
     assert table["shape"] == [1, 256, 4]
