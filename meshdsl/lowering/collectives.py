@@ -139,8 +139,23 @@ def all_gather(x, axes: Axes, dim: int, *, varies: bool) -> jax.Array:
 @_of_elements
 @_without_ones
 def all_to_all(x, axes: Axes, cut: int, joined: int) -> jax.Array:
-    """Move the split over `axes` from dim `joined` to dim `cut`. The transpose moves it back."""
-    moved = lax.all_to_all(_hidden_on_cpu(x), axes, split_axis=cut, concat_axis=joined, tiled=True)
+    """Move the split over `axes` from dim `joined` to dim `cut`. The transpose moves it back.
+
+    The pieces for the devices are put behind each other before they are sent. If an all_to_all cut
+    another dim than the first, the compiler for TPUs would make that dim the slowest one, also in
+    what is computed from the result. Where the last dims are small its tiles are mostly padding.
+    """
+    if cut == joined:
+        return _exchanged(x, axes, cut)
+    parts = math.prod(lax.axis_size(a) for a in axes)
+    x = x.reshape(*x.shape[:cut], parts, x.shape[cut] // parts, *x.shape[cut + 1 :])
+    x = jnp.moveaxis(_exchanged(jnp.moveaxis(x, cut, 0), axes, 0), 0, joined)
+    return x.reshape(*x.shape[:joined], -1, *x.shape[joined + 2 :])
+
+
+def _exchanged(x, axes: Axes, at: int) -> jax.Array:
+    """Each piece of `x` along a dim at its device, and the pieces for this one in their place."""
+    moved = lax.all_to_all(_hidden_on_cpu(x), axes, split_axis=at, concat_axis=at, tiled=True)
     return _hidden_on_cpu(moved)  # for the transpose
 
 

@@ -54,7 +54,6 @@ from meshdsl.predict.kernels.primitives import (
 from meshdsl.predict.kernels.reordered import (
     COPY,
     REORDER,
-    exchanges_inner,
     grouped_heads,
     is_batch,
     read_by_fused,
@@ -288,7 +287,7 @@ class BlockBuilder:
         """Adds copy kernels for operands that the equation cannot read where the operands stand.
 
         A fused kernel cannot read a slice of a stack. A batch of products, and a collective that
-        scatters or exchanges parts, cannot read an operand whose dims are in another order.
+        scatters parts, cannot read an operand whose dims are in another order.
 
         Returns:
           The buffer of each copy, by the id of the buffer that was copied.
@@ -300,8 +299,6 @@ class BlockBuilder:
             how = dict.fromkeys(slices, COPY)
         if is_batch(equation):
             how |= dict.fromkeys(sources & self.table.reordered, REORDER)
-        elif self.table.tiled and exchanges_inner(equation):
-            how |= dict.fromkeys(sources, COPY)
         elif self.table.tiled and (part := scatters_lanes(equation)):
             makers = {v: self._makers[v] for v in sources if v in self._makers}
             tiles = LANES % part == 0

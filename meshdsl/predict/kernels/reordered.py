@@ -63,18 +63,6 @@ def scatters_lanes(equation: Equation) -> int:
     return part[dim] if dim == fastest(whole.shape, whole.dtype.itemsize)[0] else 0
 
 
-def exchanges_inner(equation: Equation) -> bool:
-    """Whether an equation exchanges parts along a dim that is not the slowest one.
-
-    What goes to one device must lie together, so the array is copied first. What comes from the
-    devices lies one behind the other, and is always copied after.
-    """
-    if equation.primitive != "all_to_all":
-        return False
-    outer = equation.eqn.invars[0].aval.shape[: equation.eqn.params["split_axis"]]
-    return any(n > 1 for n in outer)
-
-
 def read_by_fused(equations: Sequence[Equation]) -> set[Value]:
     """The values that fused kernels alone read, or that element-wise code alone makes such of.
 
