@@ -150,7 +150,7 @@ def all_to_all(x, axes: Axes, cut: int, joined: int) -> jax.Array:
     parts = math.prod(lax.axis_size(a) for a in axes)
     x = x.reshape(*x.shape[:cut], parts, x.shape[cut] // parts, *x.shape[cut + 1 :])
     x = jnp.moveaxis(_exchanged(jnp.moveaxis(x, cut, 0), axes, 0), 0, joined)
-    return x.reshape(*x.shape[:joined], -1, *x.shape[joined + 2 :])
+    return x.reshape(*x.shape[:joined], parts * x.shape[joined + 1], *x.shape[joined + 2 :])
 
 
 def _exchanged(x, axes: Axes, at: int) -> jax.Array:
