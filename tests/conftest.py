@@ -4,9 +4,12 @@ import gc
 import itertools
 import os
 from importlib.metadata import version
+from pathlib import Path
 
 from tests.nightly import NIGHTLY
 
+# Imports and traces make millions of objects and little garbage.
+gc.set_threshold(100_000, 20, 20)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most programs of the tests run once, here and in the processes that tests start, so the time of a
 # test is that of the compiler. The nightly profile compiles as users do.
@@ -23,8 +26,8 @@ import numpy as np
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
-# Traces make millions of objects and little garbage.
-gc.set_threshold(20_000, 20, 20)
+# An error that comes out of a function of JAX keeps all its lines: to leave some out takes 4 ms.
+jax.config.update("jax_traceback_filtering", "off")
 
 from hypothesis import settings
 
@@ -34,6 +37,26 @@ from tests.train.common import jobs_made_once
 settings.register_profile("quick", derandomize=True, max_examples=20, deadline=None, database=None)
 settings.register_profile("nightly", max_examples=500, deadline=None, print_blob=True)
 settings.load_profile("nightly" if NIGHTLY else "quick")
+
+
+def _shared(make, times: int = 50):
+    """`make()`, but what it gives is given `times` times."""
+    calls, kept = itertools.count(), []
+
+    def give():
+        if next(calls) % times == 0:
+            kept[:] = [make()]
+        return kept[0]
+
+    return give
+
+
+# For each program that jax lowers it sets up MLIR anew: 5 ms, of 25 ms that a small one takes in
+# all. Programs may share what is set up; not all of them, because it keeps their constants.
+if not NIGHTLY and version("jax").startswith("0.10."):
+    from jax._src.interpreters import mlir
+
+    mlir.make_ir_context = _shared(mlir.make_ir_context)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -62,13 +85,21 @@ def cache_of_tests(tmp_path_factory):
 
 
 _MODULES = itertools.count(1)
+_MEMORY = Path("/proc/self/statm")  # of Linux: pages of this process, those in memory second
+
+
+def _much_memory() -> bool:
+    """Whether this process has more than 1.5 GB, or may have where the system does not say."""
+    if not _MEMORY.exists():
+        return next(_MODULES) % 8 == 0
+    return int(_MEMORY.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 1.5e9
 
 
 @pytest.fixture(autouse=True, scope="module")
 def little_memory():
     """What JAX keeps of every program is dropped now and then; else it comes to gigabytes."""
     yield
-    if next(_MODULES) % 8 == 0:
+    if _much_memory():
         jax.clear_caches()
 
 

@@ -57,12 +57,17 @@ def dims(**sizes: int) -> tuple[md.Dim, ...]:
 def data(*dims: md.Dim, seed: int = 0, dtype=jnp.float32, low=-1.0, high=1.0) -> md.Tensor:
     """A Tensor of random numbers between `low` and `high`."""
     values = np.random.default_rng(seed).uniform(low, high, [d.size for d in dims])
-    return md.tensor(jnp.asarray(values, dtype), dims)
+    return _tensor(values, dims, dtype)
 
 
 def integers(*dims: md.Dim, below: int, seed: int = 0, dtype=jnp.int32) -> md.Tensor:
     values = np.random.default_rng(seed).integers(0, below, [d.size for d in dims])
-    return md.tensor(jnp.asarray(values, dtype), dims)
+    return _tensor(values, dims, dtype)
+
+
+def _tensor(values: np.ndarray, dims, dtype) -> md.Tensor:
+    # `jnp.asarray` would compile a program for every new shape.
+    return md.tensor(jax.device_put(values.astype(dtype)), dims)
 
 
 def weight(*dims: md.Dim, ins=(), seed: int = 1) -> md.Tensor:
