@@ -18,16 +18,32 @@ from meshdsl.predict.compiler.collectives import from_hlo
 from meshdsl.program import summary
 from meshdsl.program.collective import live_axes
 from meshdsl.tensor import is_tensor
+from tests.nightly import nightly
 
 TOLERANCE = 1e-5
 
 
-def only(quick: Collection, cases: Iterable) -> list:
-    """Cases of `pytest.mark.parametrize`; those that are not in `quick` are marked slow."""
-    marked = [
-        pytest.param(*_tuple(case), marks=pytest.mark.slow) for case in cases if case not in quick
+def only(quick: Collection, cases: Iterable, slow: Collection | None = None) -> list:
+    """Cases of `pytest.mark.parametrize`; those that are not in `quick` are marked slow.
+
+    Where `slow` says which of them run every time, the others run in the nightly profile alone.
+    """
+
+    def marked(case):
+        often = slow is None or case in slow
+        marks = [pytest.mark.slow] if often else [pytest.mark.slow, nightly]
+        return pytest.param(*_tuple(case), marks=marks)
+
+    return [
+        *(case for case in cases if case in quick),
+        *(marked(case) for case in cases if case not in quick),
     ]
-    return [*(case for case in cases if case in quick), *marked]
+
+
+def covering(*parameters: Iterable) -> list[tuple]:
+    """A few combinations of values of these parameters; each value is in one or more of them."""
+    values = [tuple(each) for each in parameters]
+    return [tuple(v[i % len(v)] for v in values) for i in range(max(map(len, values)))]
 
 
 def every(layouts: Mapping, *slow: str):
@@ -223,14 +239,26 @@ def _key(x):
 _REFERENCES: dict = {}
 
 
-def _on_one_device(run, fn, args, gradients):
-    """`run(*args)`, once for all layouts under which a test compares `fn` with it."""
+def on_one_device(fn, *args, gradients: bool = True):
+    """The results of `fn` and their gradients, as `with_gradients` has them, on one device.
+
+    They are computed once for all layouts under which a test compares `fn` with them.
+    """
     key = _key(fn), *map(_key, args), gradients
     if key not in _REFERENCES:
         if len(_REFERENCES) > 20:
             _REFERENCES.clear()
-        _REFERENCES[key] = jax.jit(run)(*args)
+        _REFERENCES[key] = jax.jit(_run(fn, args, gradients))(*args)
     return _REFERENCES[key]
+
+
+def _run(fn, args, gradients: bool):
+    return with_gradients(fn, args) if gradients else lambda *args: (fn(*args), ())
+
+
+def _numbers(x):
+    """An array as one of numpy: to cut one of JAX in parts, JAX compiles a program."""
+    return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)
 
 
 def assert_same(
@@ -260,12 +288,11 @@ def assert_same(
       The recorded program, and the reference.
     """
     mesh = mesh or md.make_mesh(layout)
-    run = with_gradients(fn, args) if gradients else lambda *args: (fn(*args), ())
-    reference = reference or _on_one_device(run, fn, args, gradients)
-    lowered = md.lower(run, layout, mesh, dims=dims)
+    reference = reference or on_one_device(fn, *args, gradients=gradients)
+    lowered = md.lower(_run(fn, args, gradients), layout, mesh, dims=dims)
     traced, program = lowered.trace_program(*args)
     compiled = traced.lower().compile()
-    result, grads = compiled(*args)
+    result, grads = compiled(*jax.tree.map(_numbers, args))
     assert_equal(result, reference[0], "result", **how)
     assert_equal(grads, reference[1], "gradient", **how)
     assert_by_law(result, layout, mesh, level)

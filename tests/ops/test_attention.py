@@ -1,7 +1,7 @@
 """Attention as one op equals the formula that it stands for, under every layout."""
 
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from tests.helpers import (
     dims,
     distance,
     layout,
+    on_one_device,
     only,
     with_gradients,
 )
@@ -119,6 +120,7 @@ CASES = {
 }
 
 
+@cache
 def case(name):
     """A function of Tensors, the Tensors, and the same by the formula as a function of arrays."""
     tensors, numbers, how = CASES[name]
@@ -137,7 +139,7 @@ def case(name):
 @pytest.mark.parametrize("name", CASES)
 def test_attention_is_its_formula(name):
     fn, args, formula = case(name)
-    result, grads = jax.jit(with_gradients(fn, args))(*args)
+    result, grads = on_one_device(fn, *args)
     floats = [t.array for t in args if jnp.issubdtype(t.dtype, jnp.floating)]
     weights = data(*result.dims, seed=100, low=0.5, high=1.5).array
     loss = lambda xs: (jnp.sum((made := formula(*xs)) * weights), made)

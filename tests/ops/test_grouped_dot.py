@@ -47,8 +47,13 @@ def _operands(case, dtype):
 
 def _slopes(dot, x, w):
     """The products, and the gradients of a sum that counts rows of zeros too."""
-    loss = lambda x, w: jnp.sum(jnp.cos(dot(x, w).astype(jnp.float32)))
-    return dot(x, w), *jax.grad(loss, argnums=(0, 1))(x, w)
+
+    def loss(x, w):
+        y = dot(x, w)
+        return jnp.sum(jnp.cos(y.astype(jnp.float32))), y
+
+    (_, y), slopes = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(x, w)
+    return y, *slopes
 
 
 def _assert_right(way, case, dtype, *, transposed=False):
@@ -140,7 +145,7 @@ def test_the_kernels_are_programs_for_a_gpu(dtype):
     x, w, starts = _operands(((100, 900), 1000, 520, 300), dtype)
     way = Way("pallas", "gpu", False, 512, 1.0)
     fn = lambda x, w, starts: _slopes(lambda x, w: grouped_dot(way, False, x, w, starts), x, w)
-    assert text_for_gpu(fn, x, w, starts).count("triton") == 4
+    assert text_for_gpu(fn, x, w, starts).count("triton") == 3
 
 
 @pytest.mark.parametrize(

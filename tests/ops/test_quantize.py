@@ -1,5 +1,7 @@
 """Numbers in few bits: what rounds depends on values alone, under every layout."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,13 +14,14 @@ from meshdsl.ops.low_rank import LowRank
 from meshdsl.ops.precision import products
 from meshdsl.ops.precision.few_bits import FewBits
 from meshdsl.ops.precision.formats import RECIPES
-from tests.helpers import assert_same, data, dims, distance, layout, weight
+from tests.helpers import assert_same, covering, data, dims, distance, layout, only, weight
 
 B, L, D, F = dims(batch=4, length=6, d_model=16, d_ff=24)
 X, G = data(B, L, D), data(B, L, F, seed=5)
 UP, DOWN = weight(D, F, ins="d_model"), weight(F, D, ins="d_ff", seed=2)
 INT8, FP8 = RECIPES["int8"], RECIPES["fp8"]
-FORMATS = pytest.mark.parametrize("name", ["int8", "fp8"])
+NAMES = ["int8", "fp8"]
+FORMATS = pytest.mark.parametrize("name", NAMES)
 LAYOUTS = {
     "data": layout("batch -> p", mesh={"p": 4}),
     "fsdp": layout("batch -> p", mesh={"p": 4}, parameters=["d_model -> p"]),
@@ -47,10 +50,19 @@ def mlp(name, largest=None):
     return loss
 
 
-@FORMATS
-@pytest.mark.parametrize("rules", LAYOUTS.values(), ids=LAYOUTS)
+# Each layout with one of the formats, and those with the most collectives with both.
+QUICK = [
+    *covering(NAMES, LAYOUTS),
+    *((name, "tensor, sequence and fsdp") for name in NAMES),
+    *((name, "uneven") for name in NAMES),
+]
+
+
+@pytest.mark.parametrize(
+    "name, rules", only(QUICK, [(name, rules) for rules in LAYOUTS for name in NAMES], slow=())
+)
 def test_products_and_gradients_are_those_of_one_device(name, rules):
-    assert_same(mlp(name), UP, DOWN, X, layout=rules, tolerance=1e-6)
+    assert_same(mlp(name), UP, DOWN, X, layout=LAYOUTS[rules], tolerance=1e-6)
 
 
 def test_scales_that_are_stated_take_no_maximum():
@@ -115,10 +127,11 @@ def test_products_are_those_of_qwix(name):
     def ours(x, w):
         return md.quantized_dot(md.tensor(x, (one, L, D)), UP.replace(array=w), name).array
 
-    results = [jax.vjp(fn, x.array, positive(UP).array) for fn in (ours, theirs)]
-    (found, back), (expected, their_back) = results
-    np.testing.assert_array_equal(found, expected)
-    for a, b in zip(back(g.array), their_back(g.array), strict=True):
+    def both_passes(fn):
+        y, back = jax.vjp(fn, x.array, positive(UP).array)
+        return y, *back(g.array)
+
+    for a, b in zip(*(jax.jit(partial(both_passes, fn))() for fn in (ours, theirs)), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -145,7 +158,8 @@ def test_a_rounding_does_not_depend_on_which_rows_come_together():
     """The gradient of a weight is that of each row alone, added up."""
 
     def gradient(x, g):
-        return md.value_and_grad(lambda w: md.sum(md.quantized_dot(x, w) * g))(UP)[1].array
+        loss = lambda w: md.sum(md.quantized_dot(x, w) * g)
+        return jax.jit(md.value_and_grad(loss))(UP)[1].array
 
     each = [gradient(X["batch", i : i + 1], G["batch", i : i + 1]) for i in range(B.size)]
     np.testing.assert_allclose(gradient(X, G), sum(each), rtol=1e-5, atol=1e-6)
@@ -203,11 +217,12 @@ def test_zeros_and_empty_dims():
 def test_sums_that_int32_might_not_hold_are_computed_as_usual():
     long = md.Dim("d_model", 140_000)
     x, w = md.tensor(jnp.ones((2, 140_000)), (md.Dim("batch", 2), long)), weight(long, F, ins=long)
-    np.testing.assert_array_equal(md.quantized_dot(x, w).array, md.dot(x, w).array)
+    found, expected = jax.jit(lambda: (md.quantized_dot(x, w).array, md.dot(x, w).array))()
+    np.testing.assert_array_equal(found, expected)
     rows = md.Dim("length", 140_000)
     x = md.tensor(jnp.ones((1, 140_000, 2)), (md.Dim("batch", 1), rows, md.Dim("d_model", 2)))
     w = weight(md.Dim("d_model", 2), md.Dim("d_ff", 2), ins="d_model")
-    gradient = md.value_and_grad(lambda w: md.sum(md.quantized_dot(x, w)))(w)[1]
+    gradient = jax.jit(md.value_and_grad(lambda w: md.sum(md.quantized_dot(x, w))))(w)[1]
     np.testing.assert_allclose(gradient.array, 140_000, rtol=5e-3)
 
 
@@ -258,7 +273,8 @@ def test_scales_that_float16_lacks_are_not_rounded_to_it():
     x, g = (md.cast(data(rows, d), "float16") for d in (D, F))
     loss = lambda dot: lambda w: md.sum(md.cast(dot(x * 3e-5, w) * g, "float32"))
     found, expected = (
-        md.value_and_grad(loss(dot))(weight_in_16)[1].array for dot in (md.quantized_dot, md.dot)
+        jax.jit(md.value_and_grad(loss(dot)))(weight_in_16)[1].array
+        for dot in (md.quantized_dot, md.dot)
     )
     assert distance(found, expected, floor=0) < 0.02
 

@@ -20,7 +20,7 @@ from meshdsl.predict.kernels.kernel_graph import kernel_graph
 from meshdsl.predict.time.kernel_time import is_fused, kernel_seconds
 from meshdsl.tensor import Parameter
 from tests import test_every_op
-from tests.helpers import assert_same, data, dims, distance, layout, only, weight
+from tests.helpers import assert_same, covering, data, dims, distance, layout, only, weight
 
 B, L, D, F = dims(batch=4, length=64, d_model=64, d_ff=128)
 X, G = data(B, L, D), data(B, L, F, seed=5)
@@ -47,6 +47,8 @@ LAYOUTS = {
 }
 QUICK = [("nvfp4", "tensor, sequence and fsdp")]
 ALL = [(how, rules) for how in HOW for rules in LAYOUTS]
+# Every layout with nvfp4, whose scales have a scale of the whole tensor, and with one of the rest.
+OFTEN = [*covering(["nvfp4"], LAYOUTS), *covering(["int8, 8", "fp8, 16", "mxfp8"], LAYOUTS)]
 
 
 def mlp(**how):
@@ -60,12 +62,12 @@ def mlp(**how):
     return loss
 
 
-@pytest.mark.parametrize(("how", "rules"), only(QUICK, ALL))
+@pytest.mark.parametrize(("how", "rules"), only(QUICK, ALL, OFTEN))
 def test_products_and_gradients_are_those_of_one_device(how, rules):
     assert_same(mlp(**HOW[how]), UP, DOWN, X, layout=LAYOUTS[rules], tolerance=2e-6)
 
 
-@pytest.mark.parametrize(("how", "rules"), only(QUICK, ALL))
+@pytest.mark.parametrize(("how", "rules"), only(QUICK, ALL, OFTEN))
 def test_values_and_scales_are_equal_bit_for_bit(how, rules):
     over = lambda x, dim: md.quantize(x, **HOW[how], over=dim)
     both = lambda x, up: (over(x, L), over(x, D), over(up, D), over(up, F))
@@ -217,15 +219,19 @@ def test_nan_is_not_hidden():
         assert np.isnan(y[0, 0]).all() and np.isnan(y[1, 1]).all() and np.isfinite(y[2]).all()
 
 
+AT_RANDOM = {"fp8": {"format": "fp8"}} | HOW
+
+
 @pytest.mark.parametrize(
     ("how", "rules"),
     only(
-        [({"format": "fp8"}, "tensor, sequence and fsdp")],
-        [(how, rules) for how in ({"format": "fp8"}, *HOW.values()) for rules in LAYOUTS],
+        [("fp8", "tensor, sequence and fsdp")],
+        [(how, rules) for how in AT_RANDOM for rules in LAYOUTS],
+        [*covering(["nvfp4"], LAYOUTS), *covering(AT_RANDOM, LAYOUTS)],
     ),
-    ids=str,
 )
 def test_gradients_are_rounded_at_random_alike_under_every_layout(how, rules):
+    how = AT_RANDOM[how]
     key = jax.random.key(3)
     loss = lambda w, x: md.sum(md.quantized_dot(x, w, **how, key=key) * G)
     _, (_, gradients) = assert_same(loss, UP, X, layout=LAYOUTS[rules], tolerance=2e-6)

@@ -53,7 +53,7 @@ def test_scatter_is_that_of_a_loop(how):
     same = md.sum(UPDATES, C)
     repeated = np.repeat(np.asarray(md.transpose(same, (I, A)).array)[..., None], 2, 2)
     for u, array in ((UPDATES, updates), (same, repeated)):
-        found = scatter(X, IDS, u, V, how=how)
+        found = jax.jit(lambda x, ids, u: scatter(x, ids, u, V, how=how))(X, IDS, u)
         expected = by_loops(X.array, np.asarray(IDS.array), array, how)
         assert found.dims == X.dims
         np.testing.assert_allclose(found.array, expected, rtol=1e-6)
@@ -82,13 +82,16 @@ def test_scatters_are_the_same_lowered(rules):
 @pytest.mark.parametrize("how", HOW)
 def test_indices_along_several_dims_together_say_where_an_update_goes(how):
     """As along one dim, that of both merged."""
-    ids = IDS, md.iota(I) % C.size
-    updates = md.sum(UPDATES, C)
-    found = scatter(X, ids, updates, (V, "c"), how=how)
     merged = md.Dim("vc", V.size * C.size)
-    inside = (ids[0] >= 0) & (ids[0] < V.size)
-    flat = md.where(inside, ids[0] * C.size + ids[1], -1)
-    expected = scatter(md.reshape(X, (A, merged)), flat, updates, merged, how=how)
+
+    def both(x, first, updates):
+        ids, updates = (first, md.iota(I) % C.size), md.sum(updates, C)
+        inside = (first >= 0) & (first < V.size)
+        flat = md.where(inside, first * C.size + ids[1], -1)
+        along_one = scatter(md.reshape(x, (A, merged)), flat, updates, merged, how=how)
+        return scatter(x, ids, updates, (V, "c"), how=how), along_one
+
+    found, expected = jax.jit(both)(X, IDS, UPDATES)
     np.testing.assert_allclose(found.array.reshape(5, -1), expected.array, rtol=1e-6)
 
 
@@ -138,7 +141,8 @@ def test_the_last_update_wins_whatever_the_order_of_dims():
     x = md.tensor(jnp.zeros(2), (md.Dim("v", 2),))
     ids = md.tensor(jnp.ones((3, 6), jnp.int32), (J, I))
     updates = md.tensor(jnp.arange(18.0).reshape(3, 6), (J, I))
-    put = lambda ids, updates: scatter(x, ids, updates, "v", how="set").array.tolist()
+    set_in_x = jax.jit(lambda ids, updates: scatter(x, ids, updates, "v", how="set").array)
+    put = lambda ids, updates: set_in_x(ids, updates).tolist()
     for order in ((I, J), (J, I)):
         assert put(md.transpose(ids, order), md.transpose(updates, order[::-1])) == [0, 17]
     early = md.tensor(ids.array.at[2, 5].set(7), (J, I))
@@ -156,10 +160,10 @@ def test_gradients_go_where_the_elements_came_from():
         "min": ([1, 10, 100], [0, 0, 0, 0]),
         "set": ([0, 0, 100], [0, 1, 10, 0]),
     }
+    loss = lambda t, how: md.sum(scatter(t[0], ids, t[1], v, how=how) * weights).array
+    slopes = jax.jit(lambda t: {how: jax.grad(loss)(t, how) for how in expected})((x, updates))
     for how, grads in expected.items():
-        loss = lambda t, how=how: md.sum(scatter(t[0], ids, t[1], v, how=how) * weights).array
-        found = jax.grad(loss)((x, updates))
-        assert tuple(g.array.tolist() for g in found) == grads, how
+        assert tuple(g.array.tolist() for g in slopes[how]) == grads, how
 
 
 def test_a_nan_stays_in_a_maximum():
@@ -171,7 +175,7 @@ def test_a_nan_stays_in_a_maximum():
         (md.tensor(jnp.zeros(2), (v,)), md.rename(nan, v, "i")),
     ):
         assert_same(run, x, u, layout=rules, gradients=False)
-        assert [np.isnan(t.array).tolist() for t in run(x, u)] == [[True, False]] * 2
+        assert [np.isnan(t.array).tolist() for t in jax.jit(run)(x, u)] == [[True, False]] * 2
 
 
 def test_sums_by_segment_are_those_of_numpy():
@@ -226,7 +230,7 @@ def test_an_index_without_dims_puts_one_element():
     v = md.Dim("v", 8)
     x, row, ids = data(v, C), data(C, seed=2), [md.tensor(i, ()) for i in (5, 8)]
     run = lambda x, u: [scatter(x, i, u, v, how=how) for how in HOW for i in ids]
-    *_, inside, outside = run(x, row)
+    *_, inside, outside = jax.jit(run)(x, row)
     assert np.array_equal(inside.array, x.array.at[5].set(row.array))
     assert np.array_equal(outside.array, x.array)
     assert_same(run, x, row, layout=layout("v -> m", mesh={"m": 4}))
