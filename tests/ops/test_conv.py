@@ -147,11 +147,19 @@ def by_jax(x, k, stride, dilation, padding):
 def test_one_dim_is_that_of_jax_for_any_window(drawn):
     dim, taps, how = drawn
     x, k = data(N, dim, C), weight(taps, C, O)
-    y = conv(x, k, {dim: taps}, out=(..., O), into={"w": "v"}, **how)
-    expected, transpose = jax.vjp(lambda x: by_jax(x, k.array, **how), x.array)
+
+    def both_ways(x, k):
+        y = conv(x, k, {dim: taps}, out=(..., O), into={"w": "v"}, **how)
+        return y, conv_transpose(y, k, {"v": taps}, out=(..., C), into={"v": dim}, **how)
+
+    def by_jax_both_ways(x, k):
+        y, transpose = jax.vjp(lambda x: by_jax(x, k, **how), x)
+        return y, transpose(y)[0]
+
+    y, back = jax.jit(both_ways)(x, k)
+    expected, expected_back = jax.jit(by_jax_both_ways)(x.array, k.array)
     assert distance(y.array, expected) < 1e-6
-    back = conv_transpose(y, k, {"v": taps}, out=(..., C), into={"v": dim}, **how)
-    assert distance(back.array, transpose(expected)[0]) < 1e-6
+    assert distance(back.array, expected_back) < 1e-6
     freely = conv_transpose(y, k, {"v": taps}, out=(..., C), into={"v": "w"}, **how).dim("w")
     again = conv(data(freely), data(taps), {freely: taps}, out=(...,), into={"w": "v"}, **how)
     assert again.dims == (y.dim("v"),)
