@@ -71,7 +71,11 @@ def early(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize("name", only([], CASES))
+# Each of these lies between two of the others, or has a part of what one of them has.
+AT_NIGHT = {"zero2", "fsdp", "fsdp-tensor", "pipeline", "pipeline-tensor"}
+
+
+@pytest.mark.parametrize("name", only([], CASES, CASES.keys() - AT_NIGHT))
 def test_gradients_are_nearly_those_of_exact_sums(name, early):
     """Of a block, int8 drops up to 1/255 of its largest number, once or twice."""
     layout, axis, more = CASES[name]
