@@ -1,6 +1,6 @@
 """What the compiler for TPUs makes of workers that train apart, on slices with a slow network.
 
-    python -m benchmarks.workers_compiled --keep build/workers
+    python -m benchmarks.workers_compiled --keep build/workers model.remat=full
 
 Compiled are a step of the workers, and a step beside which a fragment of the model is sent. Of both
 the schedule is replayed (`meshdsl.predict.compiler.replay`): no TPU is needed, and nothing is
@@ -72,7 +72,7 @@ def main() -> None:
     job = analysis.on(mesh := make_mesh(sizes, target_devices(target)))
     options = default_options(mesh, target.chip)
     network = Network(target, sizes)
-    print(f"{choice.line}\n{chr(10).join(analysis.sends(None))}", flush=True)
+    print(choice.line, *analysis.sends(None), sep="\n", flush=True)
     programs = {
         "a step": lambda: job.lowered,
         "a step that sends": lambda: job.local.lower_sending(job.batch, 0),

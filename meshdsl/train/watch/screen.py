@@ -52,8 +52,8 @@ def progress(console: Console, done: int, steps: int, every: int) -> Iterator[Sh
         task = bar.add_task("train", total=steps, completed=done, loss=math.nan, speed="")
 
         def show(metrics: StepMetrics) -> None:
-            known = {name: metrics[name] for name in ("loss",) if name in metrics}
-            bar.update(task, completed=metrics["step"], speed=_speed(metrics), **known)
+            loss = {"loss": metrics["loss"]} if "loss" in metrics else {}
+            bar.update(task, completed=metrics["step"], speed=_speed(metrics), **loss)
 
         yield show
 

@@ -91,7 +91,7 @@ class Watch:
                 with watch.spent("input"):
                     batch = next(batches)
                 state, measured = step(state, batch)
-                ended = watch.step(number, measured)
+                known = watch.step(number, measured)
 
     Args:
       folder: of the run; it exists.
@@ -311,8 +311,7 @@ class Watch:
         if "cross_entropy" in measured:
             measured["cross_entropy"] /= measured.get("trained") or 1.0
             if per_token := self._facts.bytes_per_token:
-                bits = bits_per_byte(measured["cross_entropy"], per_token)
-                measured["bits_per_byte"] = bits
+                measured["bits_per_byte"] = bits_per_byte(measured["cross_entropy"], per_token)
         return {"step": at_end["step"], "loss": measured["loss"], **measured, **at_end}
 
     def _memory_in_use(self) -> StepMetrics:
