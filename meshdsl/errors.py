@@ -1,4 +1,4 @@
-"""The one error that users of meshdsl see.
+"""The one error that users of meshdsl see, and a kind of it.
 
 A message says what was asked, the dims with their sizes, the rule or operand at fault, and what
 would be legal. Array values never appear in it. `assert` is for our own invariants, this class
@@ -15,6 +15,14 @@ from contextlib import contextmanager
 
 class MeshDSLError(ValueError):
     """Input that meshdsl cannot accept: a misspelt name, a size that does not divide, bad data."""
+
+
+class LayoutDoesNotFit(MeshDSLError):
+    """A layout that is not for this model, or not for these devices.
+
+    It has a rule for a dim that the model lacks, splits a dim that does not divide, or has a mesh
+    of another number of devices.
+    """
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from typing import Any
 
 import meshdsl.layouts as layouts
 from meshdsl.dims import Dim, Dims
-from meshdsl.errors import MeshDSLError, either, nearest, quote
+from meshdsl.errors import LayoutDoesNotFit, MeshDSLError, either, nearest, quote
 from meshdsl.parsing import parse_toml
 from meshdsl.rules import (
     ATTRIBUTES,
@@ -301,12 +301,12 @@ class Layout:
         return {d: split[d] for d in split if split[d]}
 
     def check_sizes(self, dims: Dims, sizes: Mapping[str, int], level: str = "rules") -> None:
-        """Raise a MeshDSLError unless every dim divides over its axes, or may be padded."""
+        """Raise a LayoutDoesNotFit unless every dim divides over its axes, or may be padded."""
         split, taken = self.split(dims, level), self.taken(dims, level)
         for dim, axes in split.items():
             if dim.size % self.blocks(dim, axes, sizes) and dim.name not in self.padded:
                 unequal = self._unequal(dim, axes, sizes)
-                raise MeshDSLError(f'{taken[axes[-1]]}: {unequal}, or uneven = "pad"')
+                raise LayoutDoesNotFit(f'{taken[axes[-1]]}: {unequal}, or uneven = "pad"')
 
     def _unequal(self, dim: Dim, axes: tuple[str, ...], sizes: Mapping[str, int]) -> str:
         """That a dim does not divide over axes, in its order or its rounds, and what would."""
@@ -329,16 +329,16 @@ class Layout:
         return f"`{dim.name}`={dim.size} does not divide {into}; {advice}"
 
     def check_dims(self, known: Iterable[str], what: str = "this model") -> None:
-        """Raise a MeshDSLError for a rule whose dim is not `known`, unless it is marked `dim?`."""
+        """Raise a LayoutDoesNotFit for a rule whose dim is not `known`; one of `dim?` may be."""
         known = set(known)
         for rule in self.parsed:
             if rule.dim not in known and not rule.optional:
-                raise MeshDSLError(
+                raise LayoutDoesNotFit(
                     f"{rule.where}: no dim `{rule.dim}` in {what}{_nearest_dim(rule.dim, known)}"
                 )
             if rule.microbatches and rule.dim in known and rule.microbatches[0] not in known:
                 name = rule.microbatches[0]
-                raise MeshDSLError(
+                raise LayoutDoesNotFit(
                     f"{rule.where}: no dim `{name}` in {what} to cut into microbatches"
                     f"{_nearest_dim(name, known)}"
                 )

@@ -12,7 +12,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from meshdsl.dims import listed
-from meshdsl.errors import MeshDSLError, quote
+from meshdsl.errors import LayoutDoesNotFit, MeshDSLError, quote
 from meshdsl.layout import Layout, check_mesh
 
 
@@ -20,20 +20,20 @@ def axis_sizes(sizes: Mapping[str, int | str], devices: int, name: str = "mesh")
     """The size of each axis, with `"rest"` filled in so that all `devices` are used.
 
     Raises:
-      MeshDSLError: the axes and the number of devices do not fit each other.
+      LayoutDoesNotFit: the axes and the number of devices do not fit each other.
     """
     fixed = math.prod(n for n in sizes.values() if isinstance(n, int))
     if "rest" in sizes.values():
         if devices % fixed:
             shape = ", ".join(f"{a}={n}" for a, n in sizes.items())
-            raise MeshDSLError(
+            raise LayoutDoesNotFit(
                 f"{name}: mesh {shape} does not fit {devices} devices: {fixed} does not divide "
                 f"{devices}"
             )
         return {a: n if isinstance(n, int) else devices // fixed for a, n in sizes.items()}
     if fixed != devices:
         shape = ", ".join(f"{a}={n}" for a, n in sizes.items()) or "of one device"
-        raise MeshDSLError(
+        raise LayoutDoesNotFit(
             f"{name}: mesh {shape} needs {fixed} device{'s' * (fixed > 1)} and {devices} are "
             f'given; use {fixed}, or set one axis to "rest"'
         )

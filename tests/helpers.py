@@ -14,13 +14,15 @@ from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding
 
 import meshdsl as md
 from meshdsl.lowering.shardings import level_of, partition_spec
-from meshdsl.predict.compiler.collectives import from_hlo
 from meshdsl.program import summary
 from meshdsl.program.collective import live_axes
 from meshdsl.tensor import is_tensor
+from meshdsl.testing import same
+from meshdsl.testing.collectives import assert_explained
+from meshdsl.testing.equal import assert_equal
+from meshdsl.testing.equal import distance as distance  # for tests
+from meshdsl.testing.same import is_float as is_float  # for tests
 from tests.nightly import nightly
-
-TOLERANCE = 1e-5
 
 
 def only(quick: Collection, cases: Iterable, slow: Collection | None = None) -> list:
@@ -95,59 +97,6 @@ def layout(*rules: str | Mapping[str, str], mesh: Mapping[str, int], **how) -> m
     return md.Layout(rules=rules, mesh=mesh, **how)
 
 
-def is_float(x) -> bool:
-    """Whether `x` is a Tensor of real or complex floating-point numbers."""
-    return is_tensor(x) and jnp.issubdtype(x.dtype, jnp.inexact)
-
-
-def _as_reals(t: md.Tensor) -> md.Tensor:
-    """A float32 Tensor that depends on all of `t`.
-
-    Of a complex one on both parts, in different ways.
-    """
-    if jnp.issubdtype(t.dtype, jnp.complexfloating):
-        return md.real(t) + 2 * md.imag(t)
-    return md.cast(t, jnp.float32)
-
-
-def distance(found, expected, floor: float = 1e-3) -> float:
-    """Norm of the difference over the norm of `expected`, or over `floor` where that is larger.
-
-    Infinite where elements that are not finite differ.
-    """
-    wide = np.complex128 if np.iscomplexobj(expected) else np.float64
-    found, expected = (np.asarray(x).astype(wide) for x in (found, expected))
-    if found.shape != expected.shape:
-        return np.inf
-    finite = np.isfinite(expected)
-    if not np.array_equal(found[~finite], expected[~finite], equal_nan=True):
-        return np.inf
-    gap, norm = np.linalg.norm(found[finite] - expected[finite]), np.linalg.norm(expected[finite])
-    return float(gap / max(norm, floor))
-
-
-def assert_equal(
-    found, expected, what: str = "result", tolerance: float = TOLERANCE, **how
-) -> None:
-    """Two trees of Tensors and arrays have the same dims, as sets, the same dtypes and values.
-
-    Values may differ by `tolerance` in the norm; see `distance`.
-    """
-    named, tree = jax.tree_util.tree_flatten_with_path(expected, is_leaf=is_tensor)
-    others, other_tree = jax.tree.flatten(found, is_leaf=is_tensor)
-    assert len(named) == len(others), f"{what}: {other_tree} instead of {tree}"
-    for a, (path, b) in zip(others, named, strict=True):
-        at = what + jax.tree_util.keystr(path)
-        if is_tensor(b):
-            assert set(a.dims) == set(b.dims), f"{at}: {a.dims} instead of {b.dims}"
-            a, b = md.transpose(a, b.dims).array, b.array
-        assert a.dtype == b.dtype, f"{at}: {a.dtype} instead of {b.dtype}"
-        if jnp.issubdtype(b.dtype, jnp.inexact):
-            assert (gap := distance(a, b, **how)) <= tolerance, f"{at}: differs by {gap:.2g}"
-        else:
-            assert np.array_equal(a, b), f"{at}: differs"
-
-
 def assert_by_law(tree, layout: md.Layout, mesh, level: str | None = None) -> None:
     """Every Tensor of `tree` that has elements is split as the layout says for its dims."""
     for t in filter(is_tensor, jax.tree.leaves(tree, is_leaf=is_tensor)):
@@ -156,15 +105,6 @@ def assert_by_law(tree, layout: md.Layout, mesh, level: str | None = None) -> No
         law = layout.at_rest(t.dims, mesh.shape, level or level_of(t))
         expected = NamedSharding(mesh, partition_spec(tuple(law.get(d, ()) for d in t.dims)))
         assert t.array.sharding.is_equivalent_to(expected, t.array.ndim), f"{t} instead of {law}"
-
-
-def assert_explained(program, compiled_text: str, mesh) -> None:
-    """The record explains every collective of the program, and the compiler added none."""
-    unexplained = [c for c in program.collectives if program.op_of(c) is None]
-    assert not unexplained, f"no op of the record explains {unexplained}"
-    asked, made = summary(program.collectives), summary(from_hlo(compiled_text, mesh))
-    extra = {key: n for key, (n, _) in made.items() if n > asked.get(key, (0, 0))[0]}
-    assert not extra, f"the compiler made {extra} of {asked}"
 
 
 def in_a_row(program, collective) -> bool:
@@ -189,25 +129,7 @@ def with_gradients(fn, args: Sequence):
 
     The gradients are those of a weighted sum of all results of floats.
     """
-    floats = [i for i, a in enumerate(args) if is_float(a)]
-    outs = [t for t in jax.tree.leaves(jax.eval_shape(fn, *args), is_leaf=is_tensor) if is_float(t)]
-    if not floats or not outs:
-        return lambda *args: (fn(*args), ())
-    weights = [data(*t.dims, seed=100 + i, low=0.5, high=1.5) for i, t in enumerate(outs)]
-
-    def run(*args):
-        def loss(chosen):
-            by_index = dict(zip(floats, chosen, strict=True))
-            result = fn(*[by_index.get(i, a) for i, a in enumerate(args)])
-            made = [t for t in jax.tree.leaves(result, is_leaf=is_tensor) if is_float(t)]
-            finite = [md.where(md.isfinite(t), t, 0.0) for t in made]
-            terms = [md.sum(_as_reals(t) * w) for t, w in zip(finite, weights, strict=True)]
-            return sum(terms[1:], start=terms[0]), result
-
-        (_, result), grads = md.value_and_grad(loss, has_aux=True)([args[i] for i in floats])
-        return result, grads
-
-    return run
+    return same.with_gradients(fn, args, lambda i, x: x is args[i])
 
 
 class _Same(NamedTuple):

@@ -7,7 +7,6 @@ writes the files anew.
 
 import dataclasses
 import functools
-from collections import Counter
 from pathlib import Path
 
 import jax
@@ -18,6 +17,7 @@ import meshdsl as md
 from meshdsl.mesh import axis_sizes
 from meshdsl.predict.compiler.collectives import from_hlo
 from meshdsl.program.collective import summary
+from meshdsl.testing.collectives import collectives_table
 from meshdsl.train.step import TrainStep
 from tests.helpers import only
 from tests.models import common
@@ -87,24 +87,7 @@ def describe(program, sizes, config) -> str:
 
     And the op that wants it.
     """
-    rows = Counter()
-    for c in program.collectives:
-        op = program.op_of(c)
-        assert op is not None, f"nothing recorded explains {c}"
-        phase = op.name if op.name in ("gradient", "gather_updated") else c.phase
-        around = [name.rstrip("s") for name, _ in op.loops if name in ("layers", "ticks")]
-        where = f"each {' and '.join(reversed(around)) or 'step'}"
-        times = op.count if around else 1
-        assert c.count % times == 0
-        rows[where, phase, c.operation, ", ".join(c.axes), f"{c.bytes:,}", str(op)] += (
-            c.count // times
-        )
-    lines = [("where", "pass", "collective", "axis", "count", "bytes", "op")]
-    lines += [(*key[:4], str(count), *key[4:]) for key, count in rows.items()]
-    widths = [max(len(line[i]) for line in lines) for i in range(7)]
-    table = "\n".join(
-        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    table = collectives_table(program, "step")
     mesh = ", ".join(f"{a}={n}" for a, n in sizes.items()) or "one device"
     with_capacity = f"with a capacity of {config.capacity}" if config.capacity else "none dropped"
     experts = (
@@ -112,7 +95,7 @@ def describe(program, sizes, config) -> str:
         f"{with_capacity}.\n"
     )
     header = HEADER.format(layers=config.layers, experts=experts if config.experts else "")
-    return f"{header}# mesh: {mesh}\n\n{table if rows else 'no collectives'}\n"
+    return f"{header}# mesh: {mesh}\n\n{table}\n"
 
 
 @pytest.mark.parametrize("name", only(QUICK, ALL))
