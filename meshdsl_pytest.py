@@ -67,7 +67,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if mark is None:
         return
     if not mark.args or mark.kwargs:
-        raise pytest.UsageError(f'{metafunc.definition.nodeid}: layouts("all"), or names or files')
+        pytest.fail('the mark is layouts("all"), or names or files', pytrace=False)
     root = metafunc.config.rootpath
     metafunc.parametrize("layout", [case for word in mark.args for case in _cases(word, root)])
 
@@ -147,5 +147,5 @@ def _cases(which: Any, root: Path) -> list:
         return [pytest.param(layouts.Layout.load(layouts.shipped().get(which, which)), id=which)]
     files = sorted(glob.glob(str(which), root_dir=root, recursive=True))
     if not files:
-        raise pytest.UsageError(f"layouts({str(which)!r}): there is no such file in {root}")
+        pytest.fail(f"layouts({str(which)!r}): there is no such file in {root}", pytrace=False)
     return [pytest.param(layouts.Layout.load(root / file), id=Path(file).stem) for file in files]

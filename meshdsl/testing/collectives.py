@@ -61,7 +61,7 @@ def assert_golden(lowered: Lowered, args: Sequence, path: str | Path) -> None:
     The file has a row for each kind of collective, as `collectives_table` writes it. Keep it with
     the tests: a change of what a model sends shows as a change of the file.
 
-        assert_golden(md.lower(loss, layout), (model, batch), HERE / f"golden/{layout.name}.txt")
+        assert_golden(md.lower(loss, layout), (model, batch), "tests/golden")
 
     `pytest --meshdsl-update` writes the files anew; so does any other runner of tests with
     `MESHDSL_UPDATE=1` in its environment.
@@ -69,13 +69,18 @@ def assert_golden(lowered: Lowered, args: Sequence, path: str | Path) -> None:
     Args:
       lowered: what `md.lower` returns. It is traced and not run.
       args: its arguments, as a tuple; Tensors of `ShapeDtypeStruct`s will do.
-      path: of the file; a relative one begins in the working directory.
+      path: of the file, which ends in `.txt`; or of a folder, where the file is named after the
+        function and the layout, such as `loss-fsdp.txt`. The working directory is where a relative
+        path begins.
 
     Raises:
       AssertionError: the file promises others, or there is no file. It shows the rows that differ.
       MeshDSLError: the file can neither be read nor written.
     """
     path = Path(path)
+    if path.suffix != ".txt":
+        layout = lowered.layout.name.removeprefix("layout ").removesuffix(".toml")
+        path /= re.sub(r"[^\w.-]+", "-", f"{lowered.name}-{layout}.txt")
     program = lowered.program(*args)
     sizes = ", ".join(f"{a}={n}" for a, n in program.axis_sizes.items()) or "one device"
     found = (
