@@ -35,6 +35,7 @@ PACKAGES = {
     "models": ("Models", "meshdsl.models"),
     "training": ("Training", "meshdsl.train"),
     "machines": ("Machines", "meshdsl.machine"),
+    "testing": ("Testing", "meshdsl.testing"),
 }
 # Classes that functions of the language return.
 RETURNED = (

@@ -152,14 +152,13 @@ def _movable(x):
     return x if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key) else np.asarray(x)
 
 
-def _layouts(given: LayoutLike | Iterable[LayoutLike]) -> Iterator[Layout]:
+def _layouts(given) -> Iterator[Layout]:
     """One layout or several, each a Layout, a name, a file or a table, as Layouts."""
-    if isinstance(given, (Layout, str, Path, Mapping)) or not isinstance(given, Iterable):
-        given = [given]
-    for each in given:
-        if isinstance(each, Mapping):
-            each = Layout.from_dict(each)
-        yield each if isinstance(each, Layout) else Layout.load(each)
+    several = isinstance(given, Iterable) and not isinstance(given, (str, Mapping))
+    every: Iterable[Any] = given if several else (given,)
+    for each in every:
+        made = Layout.from_dict(each) if isinstance(each, Mapping) else each
+        yield made if isinstance(made, Layout) else Layout.load(made)
 
 
 def _weights(dims: Dims, seed: int) -> Tensor:
