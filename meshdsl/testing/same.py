@@ -152,13 +152,17 @@ def _movable(x):
     return x if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key) else np.asarray(x)
 
 
-def _layouts(given) -> Iterator[Layout]:
+def _layouts(given) -> list[Layout]:
     """One layout or several, each a Layout, a name, a file or a table, as Layouts."""
-    several = isinstance(given, Iterable) and not isinstance(given, (str, Mapping))
-    every: Iterable[Any] = given if several else (given,)
-    for each in every:
-        made = Layout.from_dict(each) if isinstance(each, Mapping) else each
-        yield made if isinstance(made, Layout) else Layout.load(made)
+    if isinstance(given, Iterable) and not isinstance(given, (str, Mapping)):
+        return [_layout(each) for each in given]
+    return [_layout(given)]
+
+
+def _layout(given: Any) -> Layout:
+    if isinstance(given, Layout):
+        return given
+    return Layout.from_dict(given) if isinstance(given, Mapping) else Layout.load(given)
 
 
 def _weights(dims: Dims, seed: int) -> Tensor:
