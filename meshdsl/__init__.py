@@ -43,6 +43,7 @@ _LATER = {
     "ledger": "meshdsl.tools.ledger",
     "search": "meshdsl.tools.search",
     "show": "meshdsl.tools.show",
+    "verify": "meshdsl.tools.function",
 }
 _OPS = _named()
 globals().update(_OPS)

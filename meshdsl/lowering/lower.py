@@ -142,7 +142,13 @@ class Lowered:
             self.shapes(*args),
             self.donated,
             self._optimizer,
+            results=traced.out_info,
         )
+
+    def reference(self, *args) -> Program:
+        """The program of one device: the function itself, which is not lowered."""
+        jaxpr, results = jax.make_jaxpr(self._fn, return_shape=True)(*self.shapes(*args))
+        return Program([], jaxpr, Layout(), {}, args, results=results)
 
     def on(self, mesh: Mesh | AbstractMesh, layout: Layout | None = None) -> Lowered:
         """The same function, lowered for another mesh, under the same layout or another one."""

@@ -90,6 +90,7 @@ class Program:
       jaxpr: the closed jaxpr of one call. Inside of its `shard_map`s is the program of one device.
       arguments: what it is called with, one for each input of the jaxpr.
       donated: for each of the arguments, whether its memory is used for results.
+      results: what it returns, one for each output of the jaxpr, where that is known.
     """
 
     _repr_html_: Callable[[Program], str]  # `meshdsl/__init__.py` gives it, from `meshdsl.tools`
@@ -104,6 +105,7 @@ class Program:
         donated: Collection[int] = (),
         optimizer: Collection[int] = (),
         frozen: Collection[str] = (),
+        results: Any = (),
     ):
         """Makes the record of one trace.
 
@@ -112,6 +114,7 @@ class Program:
           donated: positions of the `args` that are donated.
           optimizer: positions of the `args` that are the state of an optimizer.
           frozen: the names of parameters that have no gradient.
+          results: what the function returns, as shapes.
         """
         self.ops = list(ops)
         self.layout = layout
@@ -126,6 +129,9 @@ class Program:
             for one in each
             for argument in one
         )
+        trees = results if isinstance(results, tuple) else (results,)
+        found = [arguments_in(tree, f"result {i}") for i, tree in enumerate(trees)]
+        self.results = tuple(result for one in found for result in one)
         self.donated = tuple(i in donated for i, one in enumerate(each) for _ in one)
 
     def __repr__(self) -> str:

@@ -26,6 +26,7 @@ from meshdsl.predict.explanation import Explanation
 from meshdsl.program.program import Program
 from meshdsl.tools import compiled_text, explanation_text
 from meshdsl.tools.page import program_html
+from meshdsl.tools.verified import Verified, verified
 
 
 class Explained(Explanation):
@@ -50,6 +51,10 @@ class Subject(Protocol):
 
     def program(self) -> Program:
         """The record of one call."""
+        ...
+
+    def reference(self) -> Program:
+        """The program of the same call on one device."""
         ...
 
     @property
@@ -172,6 +177,10 @@ class Analysis:
         report = replace(report, notes=(*report.notes, *sends))
         known: dict[str, Any] = vars(report) | {"remat": self.remat, "choice": self.choice}
         return Compiled(**known, executable=executable, explanation=explanation, subject=subject)
+
+    def verify(self) -> Verified:
+        """Prove that one call computes what it does on one device."""
+        return verified(self.on(self.mesh), self.title)
 
     def _explain(self, program: Program, target: Target | None) -> Explanation:
         found = Explained.of(

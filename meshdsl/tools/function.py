@@ -23,6 +23,7 @@ from meshdsl.predict.explanation import Explanation
 from meshdsl.program.program import Program
 from meshdsl.tensor import is_tensor, is_value
 from meshdsl.tools.analysis import Analysis, Compiled
+from meshdsl.tools.verified import Verified
 
 MeshLike = Mesh | AbstractMesh | Mapping[str, int | str]
 
@@ -113,6 +114,34 @@ def compile(
     return analysis_of(*asked, title=title, tokens=tokens, flops=flops, how=how).compile(options)
 
 
+def verify(
+    fn: Callable,
+    *args,
+    layout: Layout | None = None,
+    mesh: MeshLike | None = None,
+    dims: Iterable[Dim | str] = (),
+) -> Verified:
+    """Prove that `fn(*args)` computes under a layout what it computes on one device.
+
+    No array is computed, and no device is needed: two programs are traced and compared term by
+    term. `docs/verify.md` says what that proves, and what it takes for granted.
+
+        md.verify(md.value_and_grad(loss), model, batch, layout=layout)
+
+    Args:
+      fn: as in `md.explain`, and so are all arguments that are not listed here.
+      mesh: instead of that of the layout.
+
+    Returns:
+      What is proved. It prints itself; `.proved` says whether everything is.
+
+    Raises:
+      MeshDSLError: as `md.explain` does.
+    """
+    how = how_to_lower(dims, (), ())
+    return analysis_of("verify", fn, args, layout, None, mesh, how=how).verify()
+
+
 def chosen_target(what: str, given: Target | str | None) -> Target | None:
     """The machine that a caller names; `what` is the function, for errors."""
     if isinstance(given, str):
@@ -141,6 +170,10 @@ class Call:
     def program(self) -> Program:
         """The record of the call."""
         return self.function.program(*self.args)
+
+    def reference(self) -> Program:
+        """The program of the same call on one device."""
+        return self.function.reference(*self.args)
 
     @property
     def lowered(self) -> jax.stages.Lowered:

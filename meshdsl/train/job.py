@@ -18,6 +18,7 @@ import numpy as np
 import meshdsl as md
 from meshdsl.family.calls import accepted, first_model, loss_and_report, names_in
 from meshdsl.lowering.shardings import shapes_at
+from meshdsl.mesh import abstract_mesh
 from meshdsl.predict.compiler import executables
 from meshdsl.predict.kernels.kernel_graph import kernel_graph
 from meshdsl.predict.time.model_flops import counted_flops
@@ -167,6 +168,11 @@ class Job:
     def program(self) -> Program:
         """The recorded program of one step: every op with its split, and every collective."""
         return self.step.program(self.state, self.batch)
+
+    def reference(self) -> Program:
+        """The recorded program of the same step on one device."""
+        one: Any = abstract_mesh({})
+        return Job(self.config, md.Layout(), one).program()
 
     @cached_property
     def step_flops(self) -> tuple[float, float]:

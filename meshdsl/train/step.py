@@ -259,6 +259,7 @@ class TrainStep:
             (state, batch),
             (0,),
             frozen=self._without_gradients(state),
+            results=traced.out_info,
         )
 
     def _without_gradients(self, state: State) -> set[str]:

@@ -3,12 +3,20 @@
 A file names the function that runs its command and does not import it: that would import JAX.
 """
 
-from meshdsl_cli.commands.analysing import COMPARE, COMPILE, EXPLAIN, LAYOUTS, MODELS, SEARCH
+from meshdsl_cli.commands.analysing import (
+    COMPARE,
+    COMPILE,
+    EXPLAIN,
+    LAYOUTS,
+    MODELS,
+    SEARCH,
+    VERIFY,
+)
 from meshdsl_cli.commands.measuring import CALIBRATE
 from meshdsl_cli.commands.running import EVALUATE, GENERATE, LAUNCH, TRAIN
 from meshdsl_cli.commands.stored import CHECKPOINT, EXPORT, IMPORT, PLOT, TOKENIZER
 
 COMMANDS = (
     *(TRAIN, GENERATE, EVALUATE, LAUNCH, CHECKPOINT, IMPORT, EXPORT, TOKENIZER, PLOT),
-    *(EXPLAIN, COMPILE, COMPARE, SEARCH, CALIBRATE, LAYOUTS, MODELS),
+    *(EXPLAIN, COMPILE, COMPARE, SEARCH, VERIFY, CALIBRATE, LAYOUTS, MODELS),
 )

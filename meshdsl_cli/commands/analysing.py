@@ -116,6 +116,23 @@ SEARCH = Command(
 )
 
 
+VERIFY = Command(
+    "verify",
+    help="prove that a training step under a layout computes what it does on one device",
+    function="meshdsl.commands.verify:verify_step",
+    settings=True,
+    flags=(
+        LAYOUT.but(default="data"),
+        MESH,
+        MODEL,
+        Flag("--batch N", "rows in a step; by default one for each device, and 32 at least", count),
+        Flag("--length N", "tokens of a sequence", count),
+        Flag("--devices N", "on so many devices; by default as many as the mesh has", count),
+        Flag("--json", "print it for machines"),
+    ),
+)
+
+
 LAYOUTS = Command(
     "layouts",
     help="list the shipped layouts, or check one",

@@ -1,0 +1,146 @@
+"""Lemmas of primitives that compute each element by itself, and of those that change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from meshdsl.proof import lookups
+from meshdsl.proof.lemmas import Walk, lemma
+from meshdsl.proof.sums import elementwise, is_zero, linear
+from meshdsl.proof.terms import NotProved
+from meshdsl.proof.values import Parts, Value, aligned, joined, unchanging
+
+# These move nothing and compute nothing: they say something to JAX or to a compiler.
+_SAME = (
+    *("copy", "copy_p", "device_put", "hidden_on_cpu", "mesh_cast", "name", "optimization_barrier"),
+    *("pcast", "pvary", "reshard", "sharding_constraint", "stop_gradient"),
+)
+_SUMS = {"add": (1, 1), "add_any": (1, 1), "sub": (1, -1), "neg": (-1,)}
+_EACH_ELEMENT = (
+    *("abs", "acos", "acosh", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e"),
+    *("bessel_i1e", "cbrt", "ceil", "clamp", "clz", "complex", "conj", "cos", "cosh", "digamma"),
+    *("div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma"),
+    *("igammac", "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic"),
+    *("lt", "max", "min", "mul", "ne", "nextafter", "not", "or", "polygamma", "population_count"),
+    *("pow", "real", "reduce_precision", "regularized_incomplete_beta", "rem", "round", "rsqrt"),
+    *("select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin"),
+    *("sinh", "sqrt", "square", "tan", "tanh", "threefry2x32", "xor", "zeta"),
+)
+_SAYS_HOW = ("accuracy", "sharding", "out_sharding", "weak_type")  # parameters that change no value
+
+
+def together(values: Sequence[Value]) -> tuple[list[Value], tuple[Parts, ...]]:
+    """Values of one shape, or scalars beside it, in which the same parts have the same labels.
+
+    Returns:
+      The values, and the dims of what is computed of each of their elements.
+    """
+    shape = max((value.shape for value in values), key=len)
+    alone = lambda value: len(value.dims) < len(shape)
+    full = [Value(v.term, v.parts, unchanging(shape)) if alone(v) else v for v in values]
+    ranks = range(len(shape))
+    full = aligned(full, [[d] * len(full) for d in ranks])
+    return full, tuple(joined(value.dims[d] for value in full) for d in ranks)
+
+
+@lemma(*_SAME)
+def _same(walk: Walk, eqn, *values: Value) -> Sequence[Value]:
+    return values
+
+
+@lemma(*_SUMS)
+def _sum(walk: Walk, eqn, *values: Value) -> list[Value]:
+    values_, dims = together(values)
+    factors = _SUMS[eqn.primitive.name]
+    return [linear(walk.terms, zip(factors, values_, strict=True), dims)]
+
+
+@lemma(*_EACH_ELEMENT)
+def _each_element(walk: Walk, eqn, *given: Value) -> list[Value]:
+    terms, op = walk.terms, eqn.primitive.name
+    values, dims = together(given)
+    params = tuple((k, str(v)) for k, v in sorted(eqn.params.items()) if k not in _SAYS_HOW)
+    integers = _is_integer(eqn.invars[-1].aval.dtype)
+    if op == "mul" and integers:
+        for number, other in (values, reversed(values)):
+            if number.term.op == "const":
+                return [linear(terms, [(number.term.params[1], other)], dims)]
+    elif op == "select_n":
+        found = _chosen(values) or lookups.looked_up(terms, values, dims)
+        if found is not None:
+            return [found.at(dims)]
+    elif op == "lt" and is_zero(values[1]) and _not_negative(values[0]):
+        return [Value(terms.constant(False, bool), (), ()).at(dims)]
+    if integers and op not in ("mul", "select_n"):  # what it computes depends on signs and widths
+        params = (*params, str(eqn.invars[-1].aval.dtype))
+        op = "integer_div" if op == "div" else op
+    if len(eqn.outvars) == 1:
+        return [elementwise(terms, op, params, values, dims)]
+    count = range(len(eqn.outvars))
+    return [elementwise(terms, op, (*params, i), values, dims) for i in count]
+
+
+def _chosen(values: Sequence[Value]) -> Value | None:
+    """The case that a condition has chosen before the program runs, or that all cases are."""
+    which, *cases = values
+    if which.term.op == "const":
+        return cases[int(which.term.params[1])]
+    first = cases[0]
+    alike = all(case.term is first.term and case.parts == first.parts for case in cases)
+    return first if alike else None
+
+
+def _not_negative(value: Value) -> bool:
+    term = value.term
+    if term.op == "sum":
+        return all(factor > 0 for factor in term.params[0]) and all(map(_counts, term.args))
+    return _counts(term)
+
+
+def _counts(term) -> bool:
+    return term.op == "iota" or (term.op == "const" and term.params[1] >= 0)
+
+
+@lemma("convert_element_type")
+def _convert(walk: Walk, eqn, x: Value) -> list[Value]:
+    old, new = eqn.invars[0].aval.dtype, eqn.params["new_dtype"]
+    if old == new:
+        return [x]
+    return [converted(walk, x, np.dtype(old), np.dtype(new))]
+
+
+@lemma("bitcast_convert_type")
+def _bitcast(walk: Walk, eqn, x: Value) -> list[Value]:
+    if eqn.outvars[0].aval.shape != x.shape:
+        raise NotProved("there is no lemma for a number that is cut into others, bit by bit")
+    params = str(eqn.invars[0].aval.dtype), str(eqn.params["new_dtype"])
+    return [elementwise(walk.terms, "bitcast_convert_type", params, [x], x.dims)]
+
+
+def converted(walk: Walk, x: Value, old: np.dtype, new: np.dtype) -> Value:
+    """`x` in another dtype. Integers that are counted up from constants keep their terms.
+
+    What keeps numbers up to rounding is additive; what drops fractions, signs or digits is not.
+    """
+    terms = walk.terms
+    if x.term.op == "const":
+        number = x.term.params[1]
+        value = np.asarray(np.nan if number == "nan" else number).astype(new)
+        return Value(terms.constant(value, new), (), ()).at(x.dims)
+    if _is_integer(old) and _is_integer(new) and new.itemsize >= old.itemsize and _not_negative(x):
+        return x
+    keeps = jnp.issubdtype(new, np.inexact) and (
+        not jnp.issubdtype(old, np.complexfloating) or jnp.issubdtype(new, np.complexfloating)
+    )
+    of_bool = old == bool and new != bool
+    if keeps or of_bool:
+        return elementwise(terms, "cast", (str(new),), [x], x.dims)
+    return elementwise(terms, "convert_element_type", (str(old), str(new)), [x], x.dims)
+
+
+def _is_integer(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.integer)

@@ -1,0 +1,144 @@
+"""Rows of a table by their numbers, where each device has some of the rows.
+
+A device takes the row of each number that is among its own, and zeros for the others; the sum over
+the devices is the row. Backward, a device adds what belongs to a row to it, if it has that row. The
+program of one device does the same, with all rows. These are patterns of several equations:
+
+    lookup(table, v)    select(0 <= v < n, 0, gather(table, v)), where the table has n rows
+    spread(v, x)        scatter-add of select(0 <= v < n, 0, x) to n rows at v
+
+In both, `v` is the number of a row less `n` times the place of the device, if devices have parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+from meshdsl.proof.sums import inwards, is_zero, linear, total
+from meshdsl.proof.terms import Terms
+from meshdsl.proof.values import (
+    Part,
+    Parts,
+    Value,
+    arguments_of,
+    fresh,
+    made,
+    opened,
+    size_of,
+)
+
+
+def _alike(a: Value, b: Value) -> bool:
+    return a.term is b.term and a.parts == b.parts
+
+
+def _in_range(which: Value) -> tuple[Value, int] | None:
+    """`v` and `n`, where `which` says that `0 <= v < n`."""
+    if which.term.op != "and":
+        return None
+    sides = {side.term.op: arguments_of(side) for side in arguments_of(which)}
+    if set(sides) != {"ge", "lt"} or not all(sides.values()):
+        return None
+    (v, low), (w, high) = sides["ge"], sides["lt"]
+    if not is_zero(low) or high.term.op != "const" or not _alike(v, w):
+        return None
+    return v, high.term.params[1]
+
+
+def _masked(value: Value) -> tuple[Value, int, Value] | None:
+    """`v`, `n` and `x`, where `value` is `x` where `0 <= v < n`, and elsewhere 0."""
+    if value.term.op != "select_n" or len(value.term.args) != 3:
+        return None
+    which, zero, x = arguments_of(value)
+    found = _in_range(which)
+    return (*found, x) if found and is_zero(zero) else None
+
+
+def looked_up(terms: Terms, values: Sequence[Value], dims: Sequence[Parts]) -> Value | None:
+    """The term `lookup`, if a `select_n` of these values is one."""
+    which, zero, *rows = values
+    found = _in_range(which)
+    if found is None or len(rows) != 1 or not is_zero(zero) or rows[0].term.op != "gather":
+        return None
+    (row,) = rows
+    if row.term.params[:-2] != ("clip", (0,), (), (0,)):
+        return None
+    (table, at), ((numbers,), _) = opened(row)
+    if size_of(numbers) != found[1] or not _alike(at, found[0]):
+        return None
+    return _lookup(terms, table, at, numbers, dims)
+
+
+def _lookup(terms: Terms, table: Value, at: Value, rows: Parts, dims: Sequence[Parts]) -> Value:
+    return made(terms, "lookup", (), [table, at], dims, along=[[rows], []])
+
+
+def _of_part(terms: Terms, at: Value, n: int) -> tuple[Value, Parts] | None:
+    """The number of a row of the whole, and the axes, where `at` is that of a row of a part."""
+    if at.term.op != "sum":
+        return None
+    factors: tuple[Fraction, ...] = at.term.params[0]
+    pairs = list(zip(factors, arguments_of(at), strict=True))
+    for i, (factor, place) in enumerate(pairs):
+        if place.term.op != "iota" or factor != -n:
+            continue
+        axes = place.parts[0]
+        rest = linear(terms, pairs[:i] + pairs[i + 1 :], at.dims)
+        if all(isinstance(p.label, str) and p.label not in rest.labels for p in axes):
+            return rest, axes
+    return None
+
+
+@inwards("lookup")
+def _of_lookup(terms: Terms, value: Value, labels, sizes) -> Value | None:
+    """The sum over devices of the rows that are among those of each."""
+    (table, at), ((rows,), _) = opened(value)
+    found = _of_part(terms, at, size_of(rows))
+    if found is None or {part.label for part in found[1]} != set(labels):
+        return None
+    number, axes = found
+    run = (*axes, *rows)
+    for parts in table.parts:
+        if any(parts[i : i + len(run)] == run for i in range(len(parts))):
+            return _lookup(terms, table, number, run, value.dims)
+    return None
+
+
+def spread(
+    terms: Terms, at: Value, updates: Value, rows: int, dims: Sequence[Parts | None]
+) -> Value | None:
+    """The term `spread`, before the sum over numbers, if a scatter of these values is one.
+
+    Args:
+      dims: of the result; None stands for the rows.
+    """
+    found = _masked(updates)
+    if found is None or found[1] != rows or not _alike(found[0], at):
+        return None
+    _, _, x = found
+    axes: Parts = ()
+    part = _of_part(terms, at, rows)
+    if part is not None and not any(p.label in x.labels for p in part[1]):
+        at, axes = part
+    row = Part(rows, fresh())
+    out = [(row,) if dim is None else dim for dim in dims]
+    return made(terms, "spread", (), [at, x], out, new=[(*axes, row)])
+
+
+@inwards("spread", "put")
+def _of_updates(terms: Terms, value: Value, labels, sizes) -> Value | None:
+    """A sum goes into what is added to rows, where their numbers are the same all along it."""
+    (at, x), along = opened(value)
+    ready = {label for label in labels if label in x.labels and label not in at.labels}
+    if not ready:
+        return None
+    new = [parts for parts in value.parts if not set(parts) & {*flat(at.parts), *flat(x.parts)}]
+    x = total(terms, x, ready, sizes)
+    op, params = value.term.op, value.term.params[:-2]
+    found = made(terms, op, params, [at, x], value.dims, along=along, new=new)
+    return total(terms, found, set(labels) - ready, sizes)
+
+
+def flat(dims: Iterable[Parts]) -> list[Part]:
+    return [part for parts in dims for part in parts]

@@ -1,0 +1,274 @@
+"""Lemmas of loops and branches.
+
+The rounds of a loop are a dim like any other: what a round takes from a list is the list, and what
+all rounds make is what one makes. Only what a loop carries from round to round is more than that.
+It is a *variable* along the rounds: a name, which the term of a result defines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import NamedTuple
+
+from meshdsl.program.jaxpr import scan_counts
+from meshdsl.proof.elements import together
+from meshdsl.proof.lemmas import Walk, lemma
+from meshdsl.proof.sums import inwards, linear, summed_over, total
+from meshdsl.proof.terms import NotProved, Term, Terms
+from meshdsl.proof.values import (
+    Part,
+    Parts,
+    Value,
+    aligned,
+    arguments_of,
+    fresh,
+    labelled,
+    made,
+    size_of,
+)
+
+_TRIES = 8  # what a loop carries has the same parts before and after a round by then
+
+
+def combined(terms: Terms, op: str, params: tuple, values: Sequence[Value], **how) -> Value:
+    """An operation of each element, also of values whose parts do not have the same labels yet."""
+    full, dims = together(values)
+    return made(terms, op, params, full, dims, **how)
+
+
+class Loop(NamedTuple):
+    """A loop.
+
+    Attributes:
+      depth: how many loops are around it, itself among them.
+      rounds: the parts of the dim of its rounds.
+      reverse: whether the last round comes first.
+    """
+
+    depth: int
+    rounds: Parts
+    reverse: bool
+
+
+class Carried:
+    """What a loop carries from round to round.
+
+    A variable is known by the depth of the loop, by what it is at first and by the sizes of its
+    dims, so that it is the same in two programs.
+    """
+
+    def __init__(self, walk: Walk, loop: Loop, first: Sequence[Value]):
+        self._terms, self._loop, self._first = walk.terms, loop, list(first)
+        self._known: dict[int, Value] = {}  # those that are no variables
+        self._like = [combined(walk.terms, "join", (), [value]) for value in first]
+        self._before: list[Value] = []
+        self._after: list[Value] = []
+
+    def _variables(self) -> list[Value]:
+        found: list[Value] = []
+        seen: dict[Hashable, int] = {}
+        rounds = self._loop.rounds
+        for i, (first, like) in enumerate(zip(self._first, self._like, strict=True)):
+            if i in self._known:
+                found.append(self._known[i])
+                continue
+            known = self._loop.depth, first.term.number, like.term.views[0], like.term.shape
+            seen[known] = seen.get(known, 0) + 1
+            name = "carried", *known, seen[known]
+            shape = (*known[-1], *(part.size for part in rounds))
+            term = self._terms.term("variable", name, shape=shape, uses=[name])
+            parts = (*like.parts, *((part,) for part in rounds))
+            found.append(Value(term, parts, like.dims))
+        return found
+
+    def solve(self, body: Callable[[list[Value]], tuple[list[Value], list[Value]]]) -> list[Value]:
+        """What else a round makes, once the parts of what is carried are the same before and after.
+
+        What no round changes, and what counts rounds, is no variable.
+
+        Args:
+          body: what a round makes of what it is given: what it carries on, and what else it makes.
+        """
+        for _ in range(_TRIES):
+            self._before = self._variables()
+            self._after, others = body(self._before)
+            settled = True
+            for i, (before, after) in enumerate(zip(self._before, self._after, strict=True)):
+                if i in self._known:
+                    continue
+                known = self._without_variable(i, before, after)
+                if known is not None:
+                    self._known[i], settled = known, False
+                    continue
+                like = self._form(i, after)
+                if _places(like) != _places(self._like[i]):
+                    self._like[i], settled = like, False
+            if settled:
+                return others
+        raise NotProved("what a loop carries is split otherwise after each of its rounds")
+
+    def _form(self, i: int, after: Value) -> Value:
+        """A value with the dims of a variable, and the parts that it needs."""
+        over = [label for label in labelled(self._loop.rounds) if label in after.labels]
+        return combined(self._terms, "join", (), [self._first[i], after], over=over)
+
+    def _without_variable(self, i: int, before: Value, after: Value) -> Value | None:
+        if after.same_as(before) and after.axes == before.axes:
+            return self._first[i]
+        step = self._step(i, before, after)
+        rounds = self._loop.rounds
+        if step is None or self._loop.reverse or not rounds:
+            return None
+        count = Value(self._terms.iota(size_of(rounds)), (rounds,), ())
+        return linear(self._terms, [(1, self._first[i]), (step, count)], ())
+
+    def _step(self, i: int, before: Value, after: Value) -> int | None:
+        """What a round adds to a number, if that is a constant."""
+        added = self._added(i, before, after) if before.dims == () else None
+        return added.term.params[1] if added is not None and added.term.op == "const" else None
+
+    def _added(self, i: int, before: Value, after: Value) -> Value | None:
+        """What a round adds to what is carried, if that is all that it does with it."""
+        if after.term.op != "sum" or i in self._known:
+            return None
+        (name,) = before.term.free
+        factors: tuple = after.term.params[0]
+        pairs = list(zip(factors, arguments_of(after), strict=True))
+        mine = [pair for pair in pairs if name in pair[1].term.free]
+        if len(mine) != 1 or mine[0][0] != 1 or not mine[0][1].same_as(before):
+            return None
+        return linear(self._terms, [pair for pair in pairs if pair is not mine[0]], after.dims)
+
+    @property
+    def _names(self) -> dict[Hashable, int]:
+        """The variables, each with the number of what is carried."""
+        variables = [(i, value) for i, value in enumerate(self._before) if i not in self._known]
+        return {name: i for i, value in variables for name in value.term.free}
+
+    def _definition(self, i: int) -> Value:
+        values = [self._before[i], self._first[i], self._after[i]]
+        rounds = self._loop.rounds
+        params = self._loop.reverse, size_of(rounds)
+        along = [[rounds], [], [rounds]]
+        return combined(self._terms, "carried", params, values, along=along)
+
+    def _definitions(self, variables: Collection[Hashable]) -> tuple[Term, ...]:
+        """The terms that say what variables are, and what those are that they depend on."""
+        names, found, left = self._names, {}, list(variables)
+        while left:
+            i = names.get(left.pop())
+            if i is not None and i not in found:
+                found[i] = self._definition(i).term
+                left.extend(found[i].free)
+        return tuple(sorted(found.values(), key=lambda term: term.number))
+
+    def closed(self, op: str, value: Value) -> Value:
+        """`value` with a term that says what the variables are that it depends on."""
+        names = self._names
+        if not value.term.free.intersection(names):
+            return value
+        beside = self._definitions(value.term.free)
+        return made(self._terms, op, (), [value], value.dims, beside=beside, binds=names)
+
+    def of_all_rounds(self, y: Value) -> Value:
+        """What all rounds make, along a new first dim, of what one round makes."""
+        y = self.closed("all", y)
+        return y.at([self._loop.rounds, *y.dims])
+
+    def last(self) -> list[Value]:
+        """What is carried after the last round.
+
+        What a round adds something to is the sum of what all of them add.
+        """
+        found = []
+        for i, first in enumerate(self._first):
+            before, after = self._before[i], self._after[i]
+            added = None if i in self._known else self._added(i, before, after)
+            if self._known.get(i) is first:
+                found.append(first)
+            elif i in self._known:
+                found.append(self._counted(i))
+            elif added is not None:
+                rounds = self.of_all_rounds(added)
+                each = summed_over(self._terms, rounds, rounds.dims[0], rounds.dims[1:])
+                values, dims = together([first, each])
+                found.append(linear(self._terms, [(1, value) for value in values], dims))
+            else:
+                found.append(self.closed("last", self._definition(i)))
+        return found
+
+    def _counted(self, i: int) -> Value:
+        """A number that counts rounds, after the last one."""
+        step = linear(self._terms, [(1, self._after[i]), (-1, self._before[i])], ())
+        rounds = size_of(self._loop.rounds)
+        return linear(self._terms, [(1, self._first[i]), (rounds, step)], ())
+
+
+def _places(value: Value) -> Hashable:
+    """Where the parts of a value are: in which dims of the local array, and over which axes."""
+    where = {
+        part.label: (d, i)
+        for d, parts in enumerate(value.dims)
+        for i, part in enumerate(parts)
+        if part.label is not None
+    }
+    of = lambda part: (part.size, where.get(part.label, part.label))
+    return tuple(tuple(map(of, parts)) for parts in value.parts), value.term.views[0]
+
+
+@lemma("scan")
+def _scan(walk: Walk, eqn, *values: Value) -> list[Value]:
+    p = eqn.params
+    consts, carries = scan_counts(p)
+    first, lists = values[consts : consts + carries], values[consts + carries :]
+    walk.depth += 1
+    lists = aligned(lists, [[0] * len(lists)]) if lists else []
+    rounds = next((x.dims[0] for x in lists if None not in {p.label for p in x.dims[0]}), None)
+    if rounds is None:
+        rounds = (Part(p["length"], fresh()),) if p["length"] > 1 else ()
+    # What has the same part along the rounds in another list has the same label there; along the
+    # others nothing changes.
+    each = [x.at(x.dims[1:]) for x in lists]
+    carried = Carried(walk, Loop(walk.depth, rounds, bool(p["reverse"])), first)
+
+    def body(variables: list[Value]) -> tuple[list[Value], list[Value]]:
+        found = walk.run(p["jaxpr"], [*values[:consts], *variables, *each])
+        return found[:carries], found[carries:]
+
+    others = carried.solve(body)
+    results = [*carried.last(), *map(carried.of_all_rounds, others)]
+    walk.depth -= 1
+    return results
+
+
+@inwards("all")
+def _of_all(terms: Terms, value: Value, labels, sizes) -> Value:
+    """A sum of what rounds make goes into a round."""
+    (y,) = arguments_of(value)
+    binds = frozenset().union(*(arg.free for arg in value.term.args)) - value.term.free
+    y = total(terms, y, labels, sizes)
+    if not y.term.free & binds:
+        return y
+    return made(terms, "all", (), [y], value.dims, beside=value.term.args[1:], binds=binds)
+
+
+@lemma("cond")
+def _cond(walk: Walk, eqn, which: Value, *args: Value) -> list[Value]:
+    branches = [
+        walk.run(branch, [_inside(arg, which, case) for arg in args])
+        for case, branch in enumerate(eqn.params["branches"])
+    ]
+    found = []
+    for cases in zip(*branches, strict=True):
+        same = all(case.same_as(cases[0]) and case.axes == cases[0].axes for case in cases)
+        found.append(cases[0] if same else combined(walk.terms, "cond", (), [which, *cases]))
+    return found
+
+
+def _inside(arg: Value, which: Value, case: int) -> Value:
+    """What an argument is in a branch, if it is that of the same branch of an earlier condition."""
+    if arg.term.op != "cond":
+        return arg
+    condition, *cases = arguments_of(arg)
+    same = condition.term is which.term and condition.parts == which.parts
+    return cases[case].at(arg.dims) if same else arg

@@ -1,0 +1,138 @@
+"""Compares two programs, term by term."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshdsl.proof.terms import NotProved, Place, Term, Terms
+from meshdsl.proof.values import Value
+from meshdsl.proof.walk import Run
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Why there is no proof of some results.
+
+    Attributes:
+      results: their names.
+      why: in words.
+      primitive: that of the first equation that computes what the reference does not.
+      scope: the name stack of this equation, with the tag of the op.
+    """
+
+    results: tuple[str, ...]
+    why: str
+    primitive: str = ""
+    scope: str = ""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is proved of a program.
+
+    Attributes:
+      results: the names of all results.
+      doubt: why some of them are not proved; None if all are.
+      terms: how many terms both programs have, and how many the reference has.
+    """
+
+    results: tuple[str, ...]
+    doubt: Doubt | None
+    terms: tuple[int, int]
+
+    @property
+    def proved(self) -> bool:
+        return self.doubt is None
+
+
+class Reference:
+    """A program that others are to agree with, of the same arguments.
+
+    Args:
+      program: a closed jaxpr, of one device.
+    """
+
+    def __init__(self, program: Any):
+        self._terms = Terms()
+        self._results: list[Value] = []
+        self._error: NotProved | None = None
+        try:
+            self._results = Run(self._terms).run(program, _arguments(self._terms, program))
+        except NotProved as error:
+            self._error = error
+        self._known = len(self._terms)
+
+    def agrees(
+        self, program: Any, names: Sequence[str], orders: Sequence[Sequence[int] | None] = ()
+    ) -> Proof:
+        """What is proved of a program.
+
+        Args:
+          program: a closed jaxpr.
+          names: of its results.
+          orders: for each result its dims in the order of those of the reference's; None, and
+            nothing at all, for those that have the same order.
+        """
+        names, terms = tuple(names), self._terms
+        if self._error is not None:
+            return self._proof(names, _doubt(names, str(self._error), self._error.place))
+        try:
+            found = Run(terms).run(program, _arguments(terms, program))
+        except NotProved as error:
+            place = error.place
+            if error.term is not None and (first := _first_new(terms, error.term, self._known)):
+                place = first.place
+            return self._proof(names, _doubt(names, str(error), place))
+        for i, order in enumerate(orders):
+            if order is not None:
+                found[i] = found[i].at(found[i].dims[d] for d in order)
+        pairs = enumerate(zip(self._results, found, strict=True))
+        differ = [i for i, (a, b) in pairs if not a.same_as(b)]
+        if not differ:
+            return self._proof(names, None)
+        first = _first_new(terms, found[differ[0]].term, self._known)
+        why = "it computes something else" if first else "its elements are in other places"
+        doubt = _doubt([names[i] for i in differ], why, first.place if first else None)
+        return self._proof(names, doubt)
+
+    def _proof(self, names: tuple[str, ...], doubt: Doubt | None) -> Proof:
+        return Proof(names, doubt, (len(self._terms), self._known))
+
+
+def prove(
+    reference: Any,
+    program: Any,
+    names: Sequence[str],
+    orders: Sequence[Sequence[int] | None] = (),
+) -> Proof:
+    """Compare a program with one that it is to agree with; see `Reference`."""
+    return Reference(reference).agrees(program, names, orders)
+
+
+def _arguments(terms: Terms, closed_jaxpr: Any) -> list[Value]:
+    run = Run(terms)
+    shapes = [var.aval.shape for var in closed_jaxpr.jaxpr.invars]
+    return [run.argument(i, shape) for i, shape in enumerate(shapes)]
+
+
+def _doubt(results: Sequence[str], why: str, place: Place | None) -> Doubt:
+    if place is None:
+        return Doubt(tuple(results), why)
+    return Doubt(tuple(results), why, place.primitive, place.scope)
+
+
+def _first_new(terms: Terms, term: Term, known: int) -> Term | None:
+    """The first term in `term` that the reference does not have."""
+    seen: set[Term] = set()
+    left = [term]
+    while left:
+        one = left.pop()
+        if one.number < known or one in seen:
+            continue
+        seen.add(one)
+        left.extend(one.args)
+        if one.op == "variable":
+            left.append(terms[one.params[2]])  # what it is in the first round
+    return min(seen, key=lambda one: one.number, default=None)

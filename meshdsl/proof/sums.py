@@ -1,0 +1,207 @@
+"""One form for sums: what is linear is added up, and a sum over a dim goes inwards.
+
+By these rules the products of what each device has of a contracted dim, summed over the devices,
+become the product over the whole dim. They are those of real numbers: a sum may be taken in any
+order, and a number that nothing depends on may be taken out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fractions import Fraction
+from math import prod
+
+from meshdsl.proof.terms import Terms
+from meshdsl.proof.values import (
+    Label,
+    Part,
+    Parts,
+    Value,
+    arguments_of,
+    labelled,
+    lacking,
+    made,
+)
+
+# Of one argument, with f(x + y) = f(x) + f(y). `cast` is a conversion that keeps numbers, up to
+# rounding.
+ADDITIVE = {"cast", "real", "imag", "conj", "reduce_precision"}
+COMMUTATIVE = {"mul", "max", "min", "and", "or", "xor", "eq", "ne"}
+
+# How a sum goes into a term of another operation: a function of the terms, the value, the labels of
+# the parts to sum, and the sizes of all parts. None: it does not go in.
+Inwards = Callable[[Terms, Value, Collection[Label], Mapping[Label, int]], Value | None]
+INWARDS: dict[str, Inwards] = {}
+
+
+def inwards(*operations: str):
+    """Says of a function that it is how a sum goes into terms of these operations."""
+
+    def register(rule: Inwards) -> Inwards:
+        INWARDS.update(dict.fromkeys(operations, rule))
+        return rule
+
+    return register
+
+
+def is_zero(value: Value) -> bool:
+    return value.term.op == "const" and value.term.params[1] in (0, False)
+
+
+def elementwise(
+    terms: Terms, op: str, params: tuple, values: Sequence[Value], dims: Iterable[Parts]
+) -> Value:
+    """An operation of each element, of values in which the same parts have the same labels."""
+    if op in COMMUTATIVE:
+        values = sorted(values, key=lambda value: value.term.number)
+    if op == "mul" or op in ADDITIVE:
+        for value in values:
+            if is_zero(value):
+                return value.at(dims)
+    return made(terms, op, params, values, dims)
+
+
+def linear(
+    terms: Terms, pairs: Iterable[tuple[Fraction | int, Value]], dims: Sequence[Parts]
+) -> Value:
+    """A sum of values, each times a number."""
+    found: dict[object, tuple[Fraction, Value]] = {}
+
+    def add(factor: Fraction, value: Value) -> None:
+        if value.term.op == "sum":
+            for each, arg in zip(value.term.params[0], arguments_of(value), strict=True):
+                add(factor * each, arg)
+        elif not is_zero(value):
+            key = value.term.number, value.parts
+            before = found[key][0] if key in found else 0
+            found[key] = before + factor, value
+
+    for factor, value in pairs:
+        add(Fraction(factor), value)
+    kept = _numbered(terms, [(factor, value) for factor, value in found.values() if factor])
+    if not kept:
+        return Value(terms.constant(0, ""), (), ()).at(dims)
+    if len(kept) == 1 and kept[0][0] == 1:
+        return kept[0][1].at(dims)
+    kept.sort(key=lambda pair: pair[1].term.number)
+    factors = tuple(factor for factor, _ in kept)
+    return made(terms, "sum", (factors,), [value for _, value in kept], dims)
+
+
+def _numbered(terms: Terms, pairs: list[tuple[Fraction, Value]]) -> list[tuple[Fraction, Value]]:
+    """`n * iota(m) + iota(n)` is `iota(m * n)`, along the dim of m and then that of n."""
+    for i, (factor, major) in enumerate(pairs):
+        for j, (unit, minor) in enumerate(pairs):
+            if not major.term.op == minor.term.op == "iota" or i == j:
+                continue
+            n = minor.term.shape[0]
+            if factor == unit * n:
+                both = terms.iota(major.term.shape[0] * n)
+                value = Value(both, (major.parts[0] + minor.parts[0],), ())
+                rest = [pair for k, pair in enumerate(pairs) if k not in (i, j)]
+                return _numbered(terms, [*rest, (unit, value)])
+    return pairs
+
+
+def total(
+    terms: Terms,
+    value: Value,
+    labels: Iterable[Label],
+    sizes: Mapping[Label, int],
+    dims: Iterable[Parts] | None = None,
+) -> Value:
+    """The sum of a value over parts of it.
+
+    Args:
+      labels: of the parts. Where nothing changes along one of them, its size is a factor.
+      sizes: of these parts.
+      dims: of the local result; by default as they are, without those parts.
+    """
+    dims = tuple(value.dims if dims is None else dims)
+    have = value.labels
+    inside = {label for label in labels if label in have}
+    factor = prod(sizes[label] for label in labels if label not in have)
+    found = _inwards(terms, value, inside, {**sizes, **have}) if inside else value
+    return linear(terms, [(factor, found)], dims) if factor != 1 else found.at(dims)
+
+
+def summed_over(terms: Terms, value: Value, parts: Iterable[Part], dims: Iterable[Parts]) -> Value:
+    """As `total`, of parts of local dims, some of which may have no label."""
+    parts, sizes = list(parts), {}
+    for size, label in parts:
+        if label is not None:
+            sizes[label] = size
+    free = prod(part.size for part in parts if part.label is None)
+    dims = tuple(dims)
+    found = total(terms, value, sizes, sizes, dims)
+    return linear(terms, [(free, found)], dims) if free != 1 else found
+
+
+def _inwards(
+    terms: Terms, value: Value, labels: Collection[Label], sizes: Mapping[Label, int]
+) -> Value:
+    op, params = value.term.op, value.term.params
+    rule = INWARDS.get(op)
+    if rule is not None:
+        found = rule(terms, value, labels, sizes)
+        if found is not None:
+            return found
+    elif op in ADDITIVE:
+        (arg,) = arguments_of(value)
+        arg = total(terms, arg, labels, sizes)
+        return elementwise(terms, op, params[:-2], [arg], value.dims)
+    return made(terms, "reduce_sum", (), [value], value.dims, over=labels)
+
+
+@inwards("sum")
+def _of_sum(terms: Terms, value: Value, labels, sizes) -> Value:
+    args = [total(terms, arg, labels, sizes) for arg in arguments_of(value)]
+    return linear(terms, zip(value.term.params[0], args, strict=True), value.dims)
+
+
+@inwards("reduce_sum")
+def _of_reduce_sum(terms: Terms, value: Value, labels, sizes) -> Value:
+    (arg,) = arguments_of(value)
+    before = {label: n for label, n in arg.labels.items() if label not in value.labels}
+    return total(terms, arg, {*labels, *before}, {**sizes, **before}, value.dims)
+
+
+@inwards("select_n")
+def _of_select(terms: Terms, value: Value, labels, sizes) -> Value | None:
+    """A sum goes into the cases, where the condition is the same all along it."""
+    which, *cases = arguments_of(value)
+    ready = {label for label in labels if label not in which.labels}
+    if not ready:
+        return None
+    cases = [total(terms, case, ready, sizes) for case in cases]
+    found = elementwise(terms, "select_n", value.term.params[:-2], [which, *cases], value.dims)
+    return total(terms, found, set(labels) - ready, sizes)
+
+
+@inwards("mul", "div")
+def _of_product(terms: Terms, value: Value, labels, sizes) -> Value | None:
+    """A sum goes into the only factor that changes along it; and into a numerator alone."""
+    op = value.term.op
+    args = arguments_of(value)
+    for i in range(len(args) if op == "mul" else 1):
+        others = {label for j, arg in enumerate(args) if j != i for label in arg.labels}
+        ready = {label for label in labels if label in args[i].labels and label not in others}
+        if ready:
+            args[i] = total(terms, args[i], ready, sizes)
+            found = elementwise(terms, op, value.term.params[:-2], args, value.dims)
+            return total(terms, found, set(labels) - ready, sizes)
+    return None
+
+
+def extreme(
+    terms: Terms, op: str, value: Value, labels: Iterable[Label], dims: Iterable[Parts]
+) -> Value:
+    """The largest element along parts; for `op` of "max", "min", "and" or "or"."""
+    over = {label for label in labels if label in value.labels}
+    if not over:
+        return value.at(dims)
+    if value.term.op == f"reduce_{op}":
+        (arg,) = arguments_of(value)
+        over |= labelled(lacking(arg, value)).keys()
+        value = arg
+    return made(terms, f"reduce_{op}", (), [value], dims, over=over)

@@ -1,0 +1,144 @@
+"""Goes through a program, and says what each of its arrays means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+
+from meshdsl.proof import along, elements, loops, places  # noqa: F401  (they fill the table)
+from meshdsl.proof.lemmas import LEMMAS, lemma
+from meshdsl.proof.moves import gathered, given_out
+from meshdsl.proof.terms import NotProved, Place, Terms
+from meshdsl.proof.values import Value, unchanging, whole
+
+# Equations that run an inner program once, each with the parameter that has it.
+_CALLS = {
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_lin": "jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "jit": "jaxpr",
+    "linear_call": "callee",
+    "pjit": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+
+
+class Run:
+    """One program, whose arrays become terms.
+
+    Attributes:
+      terms: those of this program, and of others that it is compared with.
+      sizes: of the mesh axes; empty outside of a `shard_map`.
+      depth: how many loops are around what is looked at.
+    """
+
+    def __init__(self, terms: Terms):
+        self.terms = terms
+        self.sizes: Mapping[str, int] = {}
+        self.depth = 0
+        self._place: Place | None = None
+
+    def run(self, jaxpr: Any, args: Sequence[Value]) -> list[Value]:
+        """What the results of a program mean.
+
+        Args:
+          jaxpr: closed or open.
+          args: what its arguments mean.
+
+        Raises:
+          NotProved: there is no lemma for a step of the program.
+        """
+        consts = getattr(jaxpr, "consts", ())
+        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+        known: dict[Any, Value] = dict(zip(jaxpr.invars, args, strict=True))
+        for var, const in zip(jaxpr.constvars, consts, strict=True):
+            known[var] = self._constant(const)
+
+        def read(atom: Any) -> Value:
+            return self._constant(atom.val) if isinstance(atom, Literal) else known[atom]
+
+        for eqn in jaxpr.eqns:
+            outer, self._place = self._place, Place(eqn, self._place)
+            self.terms.place = self._place
+            try:
+                results = self._results(eqn, [read(atom) for atom in eqn.invars])
+            except NotProved as error:
+                error.place = error.place or self._place
+                raise
+            self._place = outer
+            known.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _results(self, eqn: Any, values: list[Value]) -> Sequence[Value]:
+        if all(0 in getattr(var.aval, "shape", ()) for var in eqn.outvars):
+            zero = self.terms.constant(0, "")
+            return [Value(zero, (), unchanging(var.aval.shape)) for var in eqn.outvars]
+        name = eqn.primitive.name
+        if name in _CALLS:
+            return self.run(eqn.params[_CALLS[name]], values)
+        found = LEMMAS.get(name)
+        if found is not None:
+            return found(self, eqn, *values)
+        if any(hasattr(x, "eqns") or hasattr(x, "jaxpr") for x in jax.tree.leaves(eqn.params)):
+            raise NotProved(f"there is no lemma for `{name}`")
+        return along.anything(self, eqn, *values)
+
+    def argument(self, number: int, shape: tuple[int, ...]) -> Value:
+        """What an argument of the program means: itself."""
+        return self._leaf("argument", (number,), shape)
+
+    def _leaf(self, op: str, params: tuple, shape: tuple[int, ...]) -> Value:
+        if 0 in shape:
+            return Value(self.terms.constant(0, ""), (), unchanging(shape))
+        value = whole(self.terms.term(op, params, shape=tuple(n for n in shape if n != 1)))
+        dims = iter(value.dims)
+        return value.at(() if n == 1 else next(dims) for n in shape)
+
+    def _constant(self, x: Any) -> Value:
+        if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            data = np.asarray(jax.random.key_data(x))
+            return self._leaf("array", (str(x.dtype), data.tobytes()), x.shape)
+        x = np.asarray(x)
+        if math.prod(x.shape) and (x == x.ravel()[0]).all():
+            return Value(self.terms.constant(x.ravel()[0], x.dtype), (), unchanging(x.shape))
+        return self._leaf("array", (str(x.dtype), x.shape, x.tobytes()), x.shape)
+
+
+@lemma("shard_map")
+def _shard_map(walk: Run, eqn, *values: Value) -> list[Value]:
+    """Arguments are given out over the axes, and results put together; they differ along no other.
+
+    Raises:
+      NotProved: a result differs between devices whose results are taken to be the same.
+    """
+    p, outside = eqn.params, walk.sizes
+    walk.sizes = dict(p["mesh"].shape)
+
+    def axes(entry: Any) -> list[tuple[str, int]]:
+        names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+        return [(axis, walk.sizes[axis]) for axis in names]
+
+    local = []
+    for value, spec in zip(values, p["in_specs"], strict=True):
+        for dim, entry in enumerate(spec):
+            value = given_out(value, dim, axes(entry))
+        local.append(value)
+    found = []
+    for value, spec in zip(walk.run(p["jaxpr"], local), p["out_specs"], strict=True):
+        for dim, entry in enumerate(spec):
+            value = gathered(value, dim, axes(entry))
+        if value.axes:
+            names = ", ".join(f"`{axis}`" for axis in value.axes)
+            raise NotProved(f"devices along {names} have different results", value.term)
+        found.append(value)
+    walk.sizes = outside
+    return found
