@@ -156,7 +156,7 @@ def test_every_public_op_is_in_the_catalogue():
         Average Dim Family JaxFamily Layout MeshDSLError Stages Tensor Transfers abstract
         clip_by_global_norm compare compile explain from_jax from_local full global_norm init
         ledger lower make_mesh normal ones parameter random register_wire search shardings show
-        tensor transfer truncated_normal uniform zeros
+        tensor transfer truncated_normal uniform verify zeros
     """.split()
     drawn = {f"random.{name}" for name in md.random.__all__}
     assert listed == (set(md.__all__) - set(others)) | drawn

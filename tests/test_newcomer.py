@@ -141,6 +141,7 @@ CALLS = {
     ),
     "vjp": ((md.sin, X), {}),
     "while_loop": ((lambda c: md.tensor(False, ()), lambda c: c, X), {}),
+    "verify": ((md.sin, X), {"layout": LAYOUT, "mesh": None, "dims": ()}),
     "where": ((X > 0, X, 0.0), {}),
     "clip": ((X, -1.0, 1.0), {}),
     "add": ((X, X), {}),
@@ -223,7 +224,7 @@ def clumsy_calls(name: str):
 
 
 # What is called as it is; in calls of the others nothing is computed, so nothing is compiled.
-RUNS = set("compare compile explain from_local init ledger search show transfer".split())
+RUNS = set("compare compile explain from_local init ledger search show transfer verify".split())
 
 
 def in_one_trace(name: str, call) -> None:

@@ -148,7 +148,8 @@ class Lowered:
     def reference(self, *args) -> Program:
         """The program of one device: the function itself, which is not lowered."""
         jaxpr, results = jax.make_jaxpr(self._fn, return_shape=True)(*self.shapes(*args))
-        return Program([], jaxpr, Layout(), {}, args, results=results)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), results)
+        return Program([], jaxpr, Layout(), {}, results=shapes)
 
     def on(self, mesh: Mesh | AbstractMesh, layout: Layout | None = None) -> Lowered:
         """The same function, lowered for another mesh, under the same layout or another one."""

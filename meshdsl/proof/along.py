@@ -23,6 +23,7 @@ from meshdsl.proof.values import (
     joined,
     made,
     opened,
+    own_dims,
     size_of,
     unchanging,
 )
@@ -123,6 +124,43 @@ def _dot_general(walk: Walk, eqn, x: Value, y: Value) -> list[Value]:
     dims = [*both[:count], *free[0], *free[1]]
     product = elementwise(walk.terms, "mul", (), [x, y], [*dims, *both[count:]])
     return [summed_over(walk.terms, product, [p for parts in both[count:] for p in parts], dims)]
+
+
+@lemma("conv_general_dilated")
+def _convolution(walk: Walk, eqn, x: Value, w: Value) -> list[Value]:
+    """A sum over features of what each of them makes, along the dims of space."""
+    p = eqn.params
+    left, right, result = p["dimension_numbers"]
+    if p["feature_group_count"] > 1 or p["batch_group_count"] > 1:
+        return anything(walk, eqn, x, w)
+    says = ("window_strides", "padding", "lhs_dilation", "rhs_dilation")
+    x, w = aligned([x, w], [[left[1], right[1]]])
+    features = joined([x.dims[left[1]], w.dims[right[1]]])
+    shape = eqn.outvars[0].aval.shape
+    space = [Part(shape[d], fresh()) for d in result[2:]]
+    of = dict(zip(result, [x.dims[left[0]], w.dims[right[0]], *((p,) for p in space)], strict=True))
+    dims = [of[d] for d in range(len(shape))]
+    along = [[x.dims[d] for d in left[2:]], [w.dims[d] for d in right[2:]]]
+    params = tuple(p[name] for name in says)
+    new = [(part,) for part in space if part.size != 1]
+    each = made(walk.terms, "convolution", params, [x, w], dims, along=along, new=new)
+    return [summed_over(walk.terms, each, features, dims)]
+
+
+@inwards("convolution")
+def _of_convolution(terms: Terms, value: Value, labels, sizes) -> Value | None:
+    """A sum goes into the only operand that changes along it."""
+    args, along = opened(value)
+    for i, arg in enumerate(args):
+        other = args[1 - i].labels
+        ready = {label for label in labels if label in arg.labels and label not in other}
+        if ready:
+            new = own_dims(value, args)
+            args[i] = total(terms, arg, ready, sizes)
+            params = value.term.params[:-2]
+            found = made(terms, "convolution", params, args, value.dims, along=along, new=new)
+            return total(terms, found, set(labels) - ready, sizes)
+    return None
 
 
 @lemma("sort")
@@ -229,6 +267,19 @@ def _of_concatenate(terms: Terms, value: Value, labels, sizes) -> Value | None:
     args, along = opened(value)
     args = [total(terms, arg, labels, sizes) for arg in args]
     return made(terms, "concatenate", (), args, value.dims, along=along, new=[value.parts[-1]])
+
+
+@inwards("rev", "slice", "cumsum")
+def _of_linear(terms: Terms, value: Value, labels, sizes) -> Value | None:
+    """A sum goes into what is linear, but for one along the dims that it runs along."""
+    (arg,), along = opened(value)
+    ready = {label for label in labels if label in arg.labels}
+    if not ready:
+        return None
+    new, op, params = own_dims(value, [arg]), value.term.op, value.term.params[:-2]
+    arg = total(terms, arg, ready, sizes)
+    found = made(terms, op, params, [arg], value.dims, along=along, new=new)
+    return total(terms, found, set(labels) - ready, sizes)
 
 
 @lemma("pad")

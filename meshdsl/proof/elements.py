@@ -12,7 +12,7 @@ from meshdsl.proof import lookups
 from meshdsl.proof.lemmas import Walk, lemma
 from meshdsl.proof.sums import elementwise, is_zero, linear
 from meshdsl.proof.terms import NotProved
-from meshdsl.proof.values import Parts, Value, aligned, joined, unchanging
+from meshdsl.proof.values import Parts, Value, aligned, arguments_of, joined, unchanging
 
 # These move nothing and compute nothing: they say something to JAX or to a compiler.
 _SAME = (
@@ -108,8 +108,6 @@ def _counts(term) -> bool:
 @lemma("convert_element_type")
 def _convert(walk: Walk, eqn, x: Value) -> list[Value]:
     old, new = eqn.invars[0].aval.dtype, eqn.params["new_dtype"]
-    if old == new:
-        return [x]
     return [converted(walk, x, np.dtype(old), np.dtype(new))]
 
 
@@ -127,6 +125,12 @@ def converted(walk: Walk, x: Value, old: np.dtype, new: np.dtype) -> Value:
     What keeps numbers up to rounding is additive; what drops fractions, signs or digits is not.
     """
     terms = walk.terms
+    if old == new:
+        return x
+    if x.term.op == "cast":
+        narrow, wide = map(np.dtype, x.term.params[:2])
+        if jnp.issubdtype(narrow, np.inexact) and jnp.promote_types(narrow, wide) == wide:
+            return converted(walk, arguments_of(x)[0], narrow, new).at(x.dims)
     if x.term.op == "const":
         number = x.term.params[1]
         value = np.asarray(np.nan if number == "nan" else number).astype(new)
@@ -138,7 +142,7 @@ def converted(walk: Walk, x: Value, old: np.dtype, new: np.dtype) -> Value:
     )
     of_bool = old == bool and new != bool
     if keeps or of_bool:
-        return elementwise(terms, "cast", (str(new),), [x], x.dims)
+        return elementwise(terms, "cast", (str(old), str(new)), [x], x.dims)
     return elementwise(terms, "convert_element_type", (str(old), str(new)), [x], x.dims)
 
 

@@ -12,7 +12,7 @@ In both, `v` is the number of a row less `n` times the place of the device, if d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 from meshdsl.proof.sums import inwards, is_zero, linear, total
@@ -25,6 +25,7 @@ from meshdsl.proof.values import (
     fresh,
     made,
     opened,
+    own_dims,
     size_of,
 )
 
@@ -133,12 +134,8 @@ def _of_updates(terms: Terms, value: Value, labels, sizes) -> Value | None:
     ready = {label for label in labels if label in x.labels and label not in at.labels}
     if not ready:
         return None
-    new = [parts for parts in value.parts if not set(parts) & {*flat(at.parts), *flat(x.parts)}]
+    new = own_dims(value, [at, x])
     x = total(terms, x, ready, sizes)
     op, params = value.term.op, value.term.params[:-2]
     found = made(terms, op, params, [at, x], value.dims, along=along, new=new)
     return total(terms, found, set(labels) - ready, sizes)
-
-
-def flat(dims: Iterable[Parts]) -> list[Part]:
-    return [part for parts in dims for part in parts]

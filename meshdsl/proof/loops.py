@@ -75,9 +75,10 @@ class Carried:
             known = self._loop.depth, first.term.number, like.term.views[0], like.term.shape
             seen[known] = seen.get(known, 0) + 1
             name = "carried", *known, seen[known]
-            shape = (*known[-1], *(part.size for part in rounds))
+            ahead = (rounds,) if rounds else ()
+            shape = (*known[-1], *map(size_of, ahead))
             term = self._terms.term("variable", name, shape=shape, uses=[name])
-            parts = (*like.parts, *((part,) for part in rounds))
+            parts = (*like.parts, *ahead)
             found.append(Value(term, parts, like.dims))
         return found
 

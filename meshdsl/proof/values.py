@@ -285,6 +285,12 @@ def lacking(argument: Value, value: Value) -> Parts:
     return tuple(p for parts in argument.parts for p in parts if p.label not in labels)
 
 
+def own_dims(value: Value, args: Sequence[Value]) -> list[Parts]:
+    """The dims of a term that none of its arguments has."""
+    have = {label for arg in args for label in arg.labels}
+    return [parts for parts in value.parts if not labelled(parts).keys() & have]
+
+
 def made(
     terms: Terms,
     op: str,

@@ -79,7 +79,7 @@ class Run:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _results(self, eqn: Any, values: list[Value]) -> Sequence[Value]:
-        if all(0 in getattr(var.aval, "shape", ()) for var in eqn.outvars):
+        if eqn.outvars and all(0 in getattr(var.aval, "shape", ()) for var in eqn.outvars):
             zero = self.terms.constant(0, "")
             return [Value(zero, (), unchanging(var.aval.shape)) for var in eqn.outvars]
         name = eqn.primitive.name

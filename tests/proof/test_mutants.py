@@ -1,0 +1,41 @@
+"""No program with a mistake in it is proved."""
+
+from collections import Counter
+
+import pytest
+
+from tests.helpers import only
+from tests.proof.common import LAYOUTS, on_one_device, program, reference, same
+from tests.proof.mutants import mutants
+from tests.proof.simulated import evaluated
+
+
+def judged(name: str, count: int, seed: int) -> Counter:
+    """How many mutants of each kind are refused, and how many are proved and compute the same.
+
+    Raises:
+      AssertionError: one is proved and computes something else.
+    """
+    args, expected = on_one_device()
+    right = program(LAYOUTS[name])
+    names = [result.name for result in right.results]
+    found: Counter = Counter()
+    for mutant in mutants(right.jaxpr, count, seed):
+        proved = reference().agrees(mutant.program, names).proved
+        if proved:
+            assert same(evaluated(mutant.program, args), expected), (mutant.kind, seed)
+        found[mutant.kind, "proved, and equal" if proved else "refused"] += 1
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    only([("fsdp-tensor", 22)], [("fsdp-tensor", 22), *((name, 200) for name in LAYOUTS)]),
+)
+def test_mutants_are_refused_or_equal(name, count):
+    found = judged(name, count, seed=0)
+    refused = sum(n for (_, what), n in found.items() if what == "refused")
+    assert refused > 0.8 * sum(found.values())
+    # These change what is computed, whatever the program.
+    assert not found["a sum that is not taken", "proved, and equal"]
+    assert not found["a sum that is taken twice", "proved, and equal"]

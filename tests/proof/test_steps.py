@@ -1,0 +1,59 @@
+"""Whole steps of training are proved, with their gradients and their optimizer."""
+
+import pytest
+
+import meshdsl as md
+from meshdsl.train.stored_layout import find_layout
+from tests.helpers import only
+from tests.proof.common import LAYOUTS, on_one_device, program, proof, same
+from tests.proof.simulated import evaluated
+
+SETTINGS = {
+    "accumulated": ("microbatches=2",),
+    "adafactor": ("optimizer.name=adafactor",),
+    "bfloat16": ("precision.compute=bfloat16",),
+    "dropout": ("model.dropout=0.1",),
+    "gemma2": ("model.style=gemma2", "model.heads=4"),
+    "gpt2": ("model.style=gpt2",),
+    "in blocks": ("model.length=2048", "model.layers=1"),
+    "no remat": ("model.remat=none",),
+    "window": ("model.window=4",),
+}
+SHIPPED = (
+    *("data", "fsdp", "fsdp-once", "fsdp-sequence", "fsdp-tensor", "hybrid-fsdp", "sequence"),
+    *("single", "tensor", "ulysses", "context", "zero1", "zero2"),
+)
+
+
+@pytest.mark.parametrize("name", only(["fsdp-tensor"], LAYOUTS))
+def test_a_step_is_proved_and_computes_the_same(name):
+    assert proof(LAYOUTS[name]).proved
+    args, expected = on_one_device()
+    assert same(evaluated(program(LAYOUTS[name]).jaxpr, args), expected)
+
+
+@pytest.mark.parametrize("settings", only(["accumulated", "dropout", "in blocks"], SETTINGS))
+def test_a_step_is_proved_whatever_the_model(settings):
+    assert proof(LAYOUTS["fsdp-tensor"], *SETTINGS[settings]).proved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_step_under_a_layout_that_comes_with_us_is_proved(name):
+    sizes = "model.heads=8", "model.kv_heads=8"
+    found = proof(find_layout(name), *sizes)
+    assert found.proved, found.doubt
+
+
+@pytest.mark.parametrize("name", ["pipeline", "context-ring"])
+def test_what_is_not_proved_is_not_said_to_be(name):
+    found = proof(find_layout(name), "model.heads=8", "model.kv_heads=8", "batch=16")
+    assert not found.proved
+    assert found.doubt is not None
+    assert "params.embedding.table" in found.doubt.results
+    assert "step" not in found.doubt.results
+
+
+def test_a_split_that_does_not_divide_is_not_proved():
+    uneven = {"rule": "d_ff -> model", "uneven": "pad"}
+    assert not proof(md.Layout([uneven], mesh={"model": 3})).proved
