@@ -24,6 +24,7 @@ _CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_lin": "jaxpr",
     "custom_vjp_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
     "jit": "jaxpr",
     "linear_call": "callee",
     "pjit": "jaxpr",
@@ -61,10 +62,10 @@ class Run:
         jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
         known: dict[Any, Value] = dict(zip(jaxpr.invars, args, strict=True))
         for var, const in zip(jaxpr.constvars, consts, strict=True):
-            known[var] = self._constant(const)
+            known[var] = self._constant(const, var.aval)
 
         def read(atom: Any) -> Value:
-            return self._constant(atom.val) if isinstance(atom, Literal) else known[atom]
+            return self._constant(atom.val, atom.aval) if isinstance(atom, Literal) else known[atom]
 
         for eqn in jaxpr.eqns:
             outer, self._place = self._place, Place(eqn, self._place)
@@ -103,11 +104,11 @@ class Run:
         dims = iter(value.dims)
         return value.at(() if n == 1 else next(dims) for n in shape)
 
-    def _constant(self, x: Any) -> Value:
-        if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.extended):
+    def _constant(self, x: Any, aval: Any) -> Value:
+        if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
             data = np.asarray(jax.random.key_data(x))
             return self._leaf("array", (str(x.dtype), data.tobytes()), x.shape)
-        x = np.asarray(x)
+        x = np.asarray(x).astype(aval.dtype)
         if math.prod(x.shape) and (x == x.ravel()[0]).all():
             return Value(self.terms.constant(x.ravel()[0], x.dtype), (), unchanging(x.shape))
         return self._leaf("array", (str(x.dtype), x.shape, x.tobytes()), x.shape)

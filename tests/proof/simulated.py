@@ -15,9 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
+from meshdsl.program.jaxpr import scan_counts
+
 _SAME = {"pvary", "pcast", "optimization_barrier", "name", "hidden_on_cpu", "stop_gradient"}
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
-_CALLS |= {"remat2", "checkpoint", "linear_call"}
+_CALLS |= {"eval_jaxpr", "remat2", "checkpoint", "linear_call"}
 
 
 def evaluated(closed_jaxpr: Any, args: Sequence[Any]) -> list[Any]:
@@ -166,7 +168,8 @@ class _Run:
     # -- loops -------------------------------------------------------------------------------------
 
     def _scan(self, p, values):
-        split = p["num_consts"], p["num_consts"] + p["num_carry"]
+        consts, carries = scan_counts(p)
+        split = consts, consts + carries
         consts, carry, lists = values[: split[0]], values[split[0] : split[1]], values[split[1] :]
         order = range(p["length"])
         made: list[Any] = [None] * p["length"]
@@ -174,7 +177,7 @@ class _Run:
         for i in reversed(order) if p["reverse"] else order:
             each = [jnp.take(x, i, axis=front) if _is_plain(x) else x[:, i] for x in lists]
             found = self.run(p["jaxpr"], [*consts, *carry, *each])
-            carry, made[i] = found[: p["num_carry"]], found[p["num_carry"] :]
+            carry, made[i] = found[:carries], found[carries:]
         return [*carry, *(jnp.stack(list(ys), front) for ys in zip(*made, strict=True))]
 
     def _cond(self, p, values):
