@@ -25,7 +25,8 @@ BITS    = tests/ops/test_random.py tests/train/checkpoints/test_digest.py
 NEWEST  = $(addprefix tests/lowering/,test_collective_shapes.py test_placement.py \
   test_gradients.py test_law.py) $(addprefix tests/predict/compiler/,test_collectives.py \
   test_hlo_text.py test_saved.py test_tpu_collectives.py) \
-  tests/ops/test_quantize.py tests/train/checkpoints/test_checkpoints.py tests/train/test_loop.py
+  tests/ops/test_quantize.py tests/train/checkpoints/test_checkpoints.py tests/train/test_loop.py \
+  tests/proof/test_programs.py tests/proof/test_steps.py
 
 .PHONY: train test test-slow test-all test-newest clean
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import gpu, gpu_estimates, grouped_products
+from tests.nightly import nightly
 
 
 def test_without_a_gpu_the_command_says_so_in_a_line():
@@ -13,6 +14,7 @@ def test_without_a_gpu_the_command_says_so_in_a_line():
 
 
 @pytest.mark.slow
+@nightly
 def test_the_whole_command_runs_with_tiny_sizes(tmp_path, monkeypatch):
     """Both JAX implementations begin with the same loss; without PyTorch its rows are left out."""
     monkeypatch.setattr(gpu, "TURNS", 1)

@@ -17,7 +17,7 @@ import pytest
 
 from meshdsl.train.checkpoints.folders import saved_steps
 from meshdsl.train.checkpoints.saved_arrays import verify
-from tests.nightly import NIGHTLY
+from tests.nightly import NIGHTLY, nightly
 from tests.train.common import layout_words, losses, train
 from tests.train.test_kill_matrix import TINY, environment, members
 
@@ -96,7 +96,7 @@ class Run:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["fsdp", "workers"])
+@pytest.mark.parametrize("layout", ["fsdp", pytest.param("workers", marks=nightly)])
 def test_faults_change_no_loss(layout, tmp_path, text):
     schedule = drawn(60) if NIGHTLY else SCHEDULE
     steps = 8 * len(schedule)

@@ -24,7 +24,7 @@ import pytest
 
 from meshdsl.train.checkpoints import folders
 from meshdsl.train.checkpoints.saved_arrays import verify
-from tests.nightly import NIGHTLY
+from tests.nightly import NIGHTLY, nightly
 from tests.train.common import SHORT, losses
 
 TINY = [*SHORT, "checkpoint.every=1", "checkpoint.keep=2"]
@@ -130,6 +130,7 @@ def kill(process, victim):
 
 
 @pytest.mark.slow
+@nightly
 def test_a_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(start, whole, tmp_path):
     seed = random.SystemRandom().randrange(1 << 30) if NIGHTLY else 1
     print(f"seed {seed}")

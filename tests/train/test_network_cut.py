@@ -14,6 +14,7 @@ from benchmarks.limited_network import limited, missing
 from meshdsl.hosts.heartbeat import MISSED
 from meshdsl.train.checkpoints.folders import saved_steps
 from meshdsl_cli import main
+from tests.nightly import nightly
 from tests.train.common import layout_words, losses
 from tests.train.test_kill_matrix import TINY, environment
 
@@ -79,7 +80,7 @@ class Both:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["fsdp", "workers"])
+@pytest.mark.parametrize("layout", ["fsdp", pytest.param("workers", marks=nightly)])
 def test_a_run_whose_network_is_cut_ends_and_goes_on(layout, network, tmp_path, text):
     settings = ["--data", text, *TINY, *layout_words(layout, tmp_path)]
     cut = tmp_path / "cut"
@@ -100,7 +101,7 @@ def test_a_run_whose_network_is_cut_ends_and_goes_on(layout, network, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["fsdp", "workers"])
+@pytest.mark.parametrize("layout", [pytest.param("fsdp", marks=nightly), "workers"])
 def test_a_cut_of_ten_seconds_changes_nothing(layout, network, tmp_path, text):
     settings = ["--data", text, *TINY, *layout_words(layout, tmp_path), "steps=60"]
     both = Both(network, tmp_path / "cut", ["-m", "meshdsl_cli"], settings)
