@@ -23,6 +23,7 @@ PAGES = {
     "explain.md": ["fsdp, mesh data=8, 8 devices on v5e:2x4", "layout  mesh"],
     "search.md": ["value_and_gradients, on v5e:2x2", "the best layout", "batch -> data"],
     "compile.md": ["compiled for cpu:8", "no surprises"],
+    "verify.md": ["proved: all 2 results equal those of one device"],
     "checkpoints.md": [],
     "ledger.md": ["of device time is attributed", "by line of the model"],
     "experts.md": ["all_to_all"],

@@ -16,8 +16,8 @@ from meshdsl.proof.values import Parts, Value, aligned, arguments_of, joined, un
 
 # These move nothing and compute nothing: they say something to JAX or to a compiler.
 _SAME = (
-    *("copy", "copy_p", "device_put", "hidden_on_cpu", "mesh_cast", "name", "optimization_barrier"),
-    *("pcast", "pvary", "reshard", "sharding_constraint", "stop_gradient"),
+    *("copy", "copy_p", "device_put", "hidden_on_cpu", "layout_constraint", "mesh_cast", "name"),
+    *("optimization_barrier", "pcast", "pvary", "reshard", "sharding_constraint", "stop_gradient"),
 )
 _SUMS = {"add": (1, 1), "add_any": (1, 1), "sub": (1, -1), "neg": (-1,)}
 _EACH_ELEMENT = (

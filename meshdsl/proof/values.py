@@ -208,6 +208,8 @@ def aligned(values: Sequence[Value], links: Sequence[Sequence[int | None]]) -> l
     values = [*values[:1], *map(apart, values[1:])]
     for link in links:
         members = [(i, d) for i, d in enumerate(link) if d is not None and values[i].dims[d]]
+        if any(values[i].shape[d] == 0 for i, d in members):
+            raise NotProved("there is no lemma for arrays without elements here")
         ends = {1}
         for i, d in members:
             size = 1
