@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+import jax.numpy as jnp
+import numpy as np
+
 from meshdsl.proof import lookups
-from meshdsl.proof.elements import together
+from meshdsl.proof.elements import converted, together
 from meshdsl.proof.lemmas import Walk, lemma
 from meshdsl.proof.moves import Axes, given_out
 from meshdsl.proof.sums import elementwise, extreme, inwards, is_zero, linear, summed_over, total
@@ -78,18 +81,31 @@ def alike(walk: Walk, op: str, params, values, touched: Sequence[int], shape) ->
 
 
 def anything(walk: Walk, eqn, *values: Value) -> list[Value]:
-    """The lemma of any other primitive: devices that have the same compute the same."""
+    """The lemma of any other primitive: devices that have the same compute the same.
+
+    Raises:
+      NotProved: it has effects, or names an axis, so that it is a collective.
+    """
+    name = eqn.primitive.name
     if eqn.effects:
-        raise NotProved(f"there is no lemma for `{eqn.primitive.name}`, which has effects")
+        raise NotProved(f"there is no lemma for `{name}`, which has effects")
+    each = [v if isinstance(v, (tuple, list, set, frozenset)) else [v] for v in eqn.params.values()]
+    if any(isinstance(v, str) and v in walk.sizes for values_ in each for v in values_):
+        raise NotProved(f"there is no lemma for `{name}`")
     says = [(k, v) for k, v in sorted(eqn.params.items()) if "sharding" not in k and k != "mesh"]
-    params = tuple((key, str(value)) for key, value in says)
+    params = (*((key, str(value)) for key, value in says), *_integers(eqn))
     along = [range(len(value.dims)) for value in values]
     shapes = [tuple(var.aval.shape) for var in eqn.outvars]
-    name = eqn.primitive.name
     return [
         mapped(walk, name, (*params, i, shape), values, along, [], shape)
         for i, shape in enumerate(shapes)
     ]
+
+
+def _integers(eqn) -> tuple[str, ...]:
+    """The dtypes of the operands that are integers: their order and range depend on it."""
+    dtypes = [str(atom.aval.dtype) for atom in eqn.invars]
+    return tuple(dtype if "int" in dtype else "" for dtype in dtypes)
 
 
 @lemma("reduce_sum")
@@ -106,13 +122,15 @@ def _reduce(walk: Walk, eqn, x: Value) -> list[Value]:
     labels = [p.label for d in gone for p in x.dims[d] if p.label is not None]
     if 0 in x.shape:
         raise NotProved("there is no lemma for the largest element of none")
-    return [extreme(walk.terms, eqn.primitive.name.removeprefix("reduce_"), x, labels, dims)]
+    op = eqn.primitive.name.removeprefix("reduce_")
+    return [extreme(walk.terms, op, _integers(eqn), x, labels, dims)]
 
 
 @lemma("dot_general")
 def _dot_general(walk: Walk, eqn, x: Value, y: Value) -> list[Value]:
     """A sum of products."""
     contracted, batch = eqn.params["dimension_numbers"]
+    x, y = _widened(walk, eqn, x, y)
     pairs = [*zip(*batch, strict=True), *zip(*contracted, strict=True)]
     x, y = aligned([x, y], pairs)
     both = [joined([x.dims[i], y.dims[j]]) for i, j in pairs]
@@ -126,6 +144,15 @@ def _dot_general(walk: Walk, eqn, x: Value, y: Value) -> list[Value]:
     return [summed_over(walk.terms, product, [p for parts in both[count:] for p in parts], dims)]
 
 
+def _widened(walk: Walk, eqn, *values: Value) -> list[Value]:
+    """The factors of a product, in the dtype of the result where integers are added up in it."""
+    new = np.dtype(eqn.outvars[0].aval.dtype)
+    if not jnp.issubdtype(new, jnp.integer):
+        return list(values)
+    old = [np.dtype(atom.aval.dtype) for atom in eqn.invars]
+    return [converted(walk, x, dtype, new) for x, dtype in zip(values, old, strict=True)]
+
+
 @lemma("conv_general_dilated")
 def _convolution(walk: Walk, eqn, x: Value, w: Value) -> list[Value]:
     """A sum over features of what each of them makes, along the dims of space."""
@@ -134,7 +161,7 @@ def _convolution(walk: Walk, eqn, x: Value, w: Value) -> list[Value]:
     if p["feature_group_count"] > 1 or p["batch_group_count"] > 1:
         return anything(walk, eqn, x, w)
     says = ("window_strides", "padding", "lhs_dilation", "rhs_dilation")
-    x, w = aligned([x, w], [[left[1], right[1]]])
+    x, w = aligned(_widened(walk, eqn, x, w), [[left[1], right[1]]])
     features = joined([x.dims[left[1]], w.dims[right[1]]])
     shape = eqn.outvars[0].aval.shape
     space = [Part(shape[d], fresh()) for d in result[2:]]
@@ -166,7 +193,7 @@ def _of_convolution(terms: Terms, value: Value, labels, sizes) -> Value | None:
 @lemma("sort")
 def _sort(walk: Walk, eqn, *values: Value) -> list[Value]:
     p, shape = eqn.params, values[0].shape
-    params = p["is_stable"], p["num_keys"]
+    params = p["is_stable"], p["num_keys"], *_integers(eqn)
     count = range(len(values))
     return [alike(walk, "sort", (*params, i), values, [p["dimension"]], shape) for i in count]
 
@@ -174,7 +201,8 @@ def _sort(walk: Walk, eqn, *values: Value) -> list[Value]:
 @lemma("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 def _cumulative(walk: Walk, eqn, x: Value) -> list[Value]:
     p = eqn.params
-    return [alike(walk, eqn.primitive.name, (p["reverse"],), [x], [p["axis"]], x.shape)]
+    params = p["reverse"], *_integers(eqn)
+    return [alike(walk, eqn.primitive.name, params, [x], [p["axis"]], x.shape)]
 
 
 @lemma("rev")
@@ -189,7 +217,7 @@ def _argmax(walk: Walk, eqn, x: Value) -> list[Value]:
     (at,) = eqn.params["axes"]
     kept = [d for d in range(len(x.dims)) if d != at]
     links, dims = [[d] for d in kept], [(0, d) for d in kept]
-    return [mapped(walk, eqn.primitive.name, (), [x], [[at]], links, dims)]
+    return [mapped(walk, eqn.primitive.name, _integers(eqn), [x], [[at]], links, dims)]
 
 
 @lemma("slice")
@@ -241,6 +269,9 @@ def _stack(walk: Walk, eqn, *values: Value) -> list[Value]:
 
 
 def _put_together(walk: Walk, values: Sequence[Value], dim: int) -> Value:
+    values = [value for value in values if value.shape[dim]] or values[:1]
+    if len(values) == 1:
+        return values[0]
     shape = [*values[0].shape]
     shape[dim] = sum(value.shape[dim] for value in values)
     return alike(walk, "concatenate", (), values, [dim], shape)
@@ -326,6 +357,8 @@ def _gather(walk: Walk, eqn, x: Value, at: Value) -> list[Value]:
         tuple(along.index(d) if d in along else None for d in numbers.start_index_map),
         tuple(sizes[d] for d in window if not whole(d)),
         tuple(along.index(d) for d in collapsed),
+        *_integers(eqn)[1:],
+        *(() if _mode(eqn) == "clip" else (str(eqn.params["fill_value"]),)),
     )
     return [mapped(walk, "gather", params, [x, at], [along, [len(at.dims) - 1]], links, dims)]
 
@@ -362,6 +395,7 @@ def _scatter_add(walk: Walk, eqn, x: Value, at: Value, updates: Value) -> list[V
             tuple(along.index(d) if d in along else None for d in places),
             sizes,
             tuple(along.index(d) for d in partial),
+            *_integers(eqn)[1:2],
         )
         inside = [[at.dims[-1]], [updates.dims[of_window[d]] for d in partial]]
         made_dims = [(part,) for part in new if part.size != 1]
@@ -391,7 +425,7 @@ def _dynamic_slice(walk: Walk, eqn, x: Value, *starts: Value) -> list[Value]:
     dims: list[Dim] = [sizes[d] if d in touched else (0, d) for d in ranks]
     along = [touched, *[[]] * len(touched)]
     values = [x, *(starts[d] for d in touched)]
-    params = (tuple(sizes[d] for d in touched),)
+    params = (tuple(sizes[d] for d in touched), *_integers(eqn)[1:])
     return [mapped(walk, "dynamic_slice", params, values, along, links, dims)]
 
 
@@ -417,4 +451,5 @@ def _dynamic_update_slice(walk: Walk, eqn, x: Value, new: Value, *starts: Value)
     dims: list[Dim] = [x.shape[d] if d in touched else (0, d) for d in ranks]
     along = [touched, touched, *[[]] * len(touched)]
     values = [x, new, *(starts[d] for d in touched)]
-    return [mapped(walk, "dynamic_update_slice", (), values, along, links, dims)]
+    params = _integers(eqn)[2:]
+    return [mapped(walk, "dynamic_update_slice", params, values, along, links, dims)]

@@ -17,7 +17,7 @@ from meshdsl.proof.values import Parts, Value, aligned, arguments_of, joined, un
 # These move nothing and compute nothing: they say something to JAX or to a compiler.
 _SAME = (
     *("copy", "copy_p", "device_put", "hidden_on_cpu", "layout_constraint", "mesh_cast", "name"),
-    *("optimization_barrier", "pcast", "pvary", "reshard", "sharding_constraint", "stop_gradient"),
+    *("optimization_barrier", "pvary", "reshard", "sharding_constraint", "stop_gradient"),
 )
 _SUMS = {"add": (1, 1), "add_any": (1, 1), "sub": (1, -1), "neg": (-1,)}
 _EACH_ELEMENT = (
@@ -73,7 +73,7 @@ def _each_element(walk: Walk, eqn, *given: Value) -> list[Value]:
         found = _chosen(values) or lookups.looked_up(terms, values, dims)
         if found is not None:
             return [found.at(dims)]
-    elif op == "lt" and is_zero(values[1]) and _not_negative(values[0]):
+    elif op == "lt" and is_zero(values[1]) and _counts(values[0], eqn.invars[0].aval.dtype):
         return [Value(terms.constant(False, bool), (), ()).at(dims)]
     if integers and op not in ("mul", "select_n"):  # what it computes depends on signs and widths
         params = (*params, str(eqn.invars[-1].aval.dtype))
@@ -87,22 +87,28 @@ def _each_element(walk: Walk, eqn, *given: Value) -> list[Value]:
 def _chosen(values: Sequence[Value]) -> Value | None:
     """The case that a condition has chosen before the program runs, or that all cases are."""
     which, *cases = values
-    if which.term.op == "const":
+    if which.term.op == "const" and which.term.params[1] in range(len(cases)):
         return cases[int(which.term.params[1])]
     first = cases[0]
     alike = all(case.term is first.term and case.parts == first.parts for case in cases)
     return first if alike else None
 
 
-def _not_negative(value: Value) -> bool:
+def _counts(value: Value, dtype: Any) -> bool:
+    """Whether integers are counted up from 0 or more, and none is too large for their dtype."""
     term = value.term
-    if term.op == "sum":
-        return all(factor > 0 for factor in term.params[0]) and all(map(_counts, term.args))
-    return _counts(term)
-
-
-def _counts(term) -> bool:
-    return term.op == "iota" or (term.op == "const" and term.params[1] >= 0)
+    if not _is_integer(dtype):
+        return False
+    pairs = zip(*term.params[:1], term.args, strict=True) if term.op == "sum" else [(1, term)]
+    largest = 0
+    for factor, each in pairs:
+        if factor < 0 or each.op not in ("iota", "const"):
+            return False
+        number = each.params[1] if each.op == "const" else each.shape[0] - 1
+        if not isinstance(number, int) or number < 0:
+            return False
+        largest += factor * number
+    return largest <= jnp.iinfo(dtype).max
 
 
 @lemma("convert_element_type")
@@ -129,21 +135,32 @@ def converted(walk: Walk, x: Value, old: np.dtype, new: np.dtype) -> Value:
         return x
     if x.term.op == "cast":
         narrow, wide = map(np.dtype, x.term.params[:2])
-        if jnp.issubdtype(narrow, np.inexact) and jnp.promote_types(narrow, wide) == wide:
+        if _has_all_of(wide, narrow):
             return converted(walk, arguments_of(x)[0], narrow, new).at(x.dims)
     if x.term.op == "const":
         number = x.term.params[1]
-        value = np.asarray(np.nan if number == "nan" else number).astype(new)
-        return Value(terms.constant(value, new), (), ()).at(x.dims)
-    if _is_integer(old) and _is_integer(new) and new.itemsize >= old.itemsize and _not_negative(x):
+        value = np.asarray(float(number) if isinstance(number, str) else number, old)
+        if not _is_integer(new) or _is_integer(old) or old == bool or _fits(number, new):
+            return Value(terms.constant(value.astype(new), new), (), ()).at(x.dims)
+    if _is_integer(old) and _is_integer(new) and _counts(x, old) and _counts(x, new):
         return x
-    keeps = jnp.issubdtype(new, np.inexact) and (
-        not jnp.issubdtype(old, np.complexfloating) or jnp.issubdtype(new, np.complexfloating)
-    )
-    of_bool = old == bool and new != bool
-    if keeps or of_bool:
+    both = jnp.issubdtype(old, np.inexact) and jnp.issubdtype(new, np.inexact)
+    if both and (old.kind != "c" or new.kind == "c"):
         return elementwise(terms, "cast", (str(old), str(new)), [x], x.dims)
     return elementwise(terms, "convert_element_type", (str(old), str(new)), [x], x.dims)
+
+
+def _has_all_of(wide: np.dtype, narrow: np.dtype) -> bool:
+    """Whether a dtype has every number of another one."""
+    if not jnp.issubdtype(narrow, np.floating) or not jnp.issubdtype(wide, np.floating):
+        return narrow == wide
+    w, n = jnp.finfo(wide), jnp.finfo(narrow)
+    return bool(w.nmant >= n.nmant and w.maxexp >= n.maxexp and w.minexp <= n.minexp)
+
+
+def _fits(number: Any, dtype: np.dtype) -> bool:
+    info = jnp.iinfo(dtype)
+    return isinstance(number, (int, float)) and info.min <= number <= info.max
 
 
 def _is_integer(dtype: Any) -> bool:

@@ -63,7 +63,7 @@ def looked_up(terms: Terms, values: Sequence[Value], dims: Sequence[Parts]) -> V
     if found is None or len(rows) != 1 or not is_zero(zero) or rows[0].term.op != "gather":
         return None
     (row,) = rows
-    if row.term.params[:-2] != ("clip", (0,), (), (0,)):
+    if row.term.params[:4] != ("clip", (0,), (), (0,)):
         return None
     (table, at), ((numbers,), _) = opened(row)
     if size_of(numbers) != found[1] or not _alike(at, found[0]):

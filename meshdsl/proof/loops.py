@@ -22,6 +22,7 @@ from meshdsl.proof.values import (
     aligned,
     arguments_of,
     fresh,
+    joined,
     labelled,
     made,
     size_of,
@@ -60,6 +61,8 @@ class Carried:
     def __init__(self, walk: Walk, loop: Loop, first: Sequence[Value]):
         self._terms, self._loop, self._first = walk.terms, loop, list(first)
         self._known: dict[int, Value] = {}  # those that are no variables
+        self._steps: dict[int, int] = {}  # of those that count rounds
+        self._never: set[int] = set()  # those that seemed to be none
         self._like = [combined(walk.terms, "join", (), [value]) for value in first]
         self._before: list[Value] = []
         self._after: list[Value] = []
@@ -104,8 +107,14 @@ class Carried:
                 like = self._form(i, after)
                 if _places(like) != _places(self._like[i]):
                     self._like[i], settled = like, False
-            if settled:
+            if not settled:
+                continue
+            wrong = [i for i, known in self._known.items() if not self._stays(i, known)]
+            if not wrong:
                 return others
+            self._never.update(wrong)
+            for i in wrong:
+                del self._known[i]
         raise NotProved("what a loop carries is split otherwise after each of its rounds")
 
     def _form(self, i: int, after: Value) -> Value:
@@ -114,19 +123,33 @@ class Carried:
         return combined(self._terms, "join", (), [self._first[i], after], over=over)
 
     def _without_variable(self, i: int, before: Value, after: Value) -> Value | None:
-        if after.same_as(before) and after.axes == before.axes:
+        if i in self._never:
+            return None
+        if after.same_as(before):
             return self._first[i]
         step = self._step(i, before, after)
         rounds = self._loop.rounds
         if step is None or self._loop.reverse or not rounds:
             return None
+        self._steps[i] = step
         count = Value(self._terms.iota(size_of(rounds)), (rounds,), ())
         return linear(self._terms, [(1, self._first[i]), (step, count)], ())
+
+    def _stays(self, i: int, known: Value) -> bool:
+        """Whether a round keeps to what seems to be known of all of them."""
+        after = self._after[i]
+        if known is self._first[i]:
+            return after.same_as(known)
+        left = linear(self._terms, [(1, after), (-1, known)], ()).term
+        return left is self._terms.constant(self._steps[i], "int32")
 
     def _step(self, i: int, before: Value, after: Value) -> int | None:
         """What a round adds to a number, if that is a constant."""
         added = self._added(i, before, after) if before.dims == () else None
-        return added.term.params[1] if added is not None and added.term.op == "const" else None
+        if added is None or added.term.op != "const":
+            return None
+        number = added.term.params[1]
+        return number if isinstance(number, int) else None
 
     def _added(self, i: int, before: Value, after: Value) -> Value | None:
         """What a round adds to what is carried, if that is all that it does with it."""
@@ -224,11 +247,8 @@ def _scan(walk: Walk, eqn, *values: Value) -> list[Value]:
     first, lists = values[consts : consts + carries], values[consts + carries :]
     walk.depth += 1
     lists = aligned(lists, [[0] * len(lists)]) if lists else []
-    rounds = next((x.dims[0] for x in lists if None not in {p.label for p in x.dims[0]}), None)
-    if rounds is None:
-        rounds = (Part(p["length"], fresh()),) if p["length"] > 1 else ()
-    # What has the same part along the rounds in another list has the same label there; along the
-    # others nothing changes.
+    parts = joined(x.dims[0] for x in lists) or (Part(p["length"], None),)
+    rounds = tuple(p if p.label is not None else Part(p.size, fresh()) for p in parts if p.size > 1)
     each = [x.at(x.dims[1:]) for x in lists]
     carried = Carried(walk, Loop(walk.depth, rounds, bool(p["reverse"])), first)
 
@@ -255,21 +275,23 @@ def _of_all(terms: Terms, value: Value, labels, sizes) -> Value:
 
 @lemma("cond")
 def _cond(walk: Walk, eqn, which: Value, *args: Value) -> list[Value]:
+    count = len(eqn.params["branches"])
     branches = [
-        walk.run(branch, [_inside(arg, which, case) for arg in args])
+        walk.run(branch, [_inside(arg, which, case, count) for arg in args])
         for case, branch in enumerate(eqn.params["branches"])
     ]
     found = []
     for cases in zip(*branches, strict=True):
-        same = all(case.same_as(cases[0]) and case.axes == cases[0].axes for case in cases)
+        same = all(case.same_as(cases[0]) for case in cases)
         found.append(cases[0] if same else combined(walk.terms, "cond", (), [which, *cases]))
     return found
 
 
-def _inside(arg: Value, which: Value, case: int) -> Value:
+def _inside(arg: Value, which: Value, case: int, count: int) -> Value:
     """What an argument is in a branch, if it is that of the same branch of an earlier condition."""
     if arg.term.op != "cond":
         return arg
     condition, *cases = arguments_of(arg)
-    same = condition.term is which.term and condition.parts == which.parts
+    alike = condition.term is which.term and condition.parts == which.parts
+    same = alike and len(cases) == count
     return cases[case].at(arg.dims) if same else arg

@@ -92,7 +92,10 @@ def _psum(walk: Walk, eqn, *values: Value) -> list[Value]:
 def _pmax(walk: Walk, eqn, *values: Value) -> list[Value]:
     axes = [axis for axis, _ in axes_of(walk, eqn, "axes")]
     op = eqn.primitive.name[1:]
-    return [extreme(walk.terms, op, x, axes, x.dims) for x in values]
+    dtypes = [str(atom.aval.dtype) for atom in eqn.invars]
+    kinds = [(dtype if "int" in dtype else "",) for dtype in dtypes]
+    pairs = zip(values, kinds, strict=True)
+    return [extreme(walk.terms, op, kind, x, axes, x.dims) for x, kind in pairs]
 
 
 @lemma("all_gather", "all_gather_invariant")

@@ -56,6 +56,7 @@ class Reference:
 
     def __init__(self, program: Any):
         self._terms = Terms()
+        self._types = _types(program)
         self._results: list[Value] = []
         self._error: NotProved | None = None
         try:
@@ -76,6 +77,8 @@ class Reference:
             nothing at all, for those that have the same order.
         """
         names, terms = tuple(names), self._terms
+        if any(a[1:] != b[1:] for a, b in zip(_types(program), self._types, strict=True)):
+            return self._proof(names, Doubt(names, "it has other dtypes"))
         if self._error is not None:
             return self._proof(names, _doubt(names, str(self._error), self._error.place))
         try:
@@ -109,6 +112,12 @@ def prove(
 ) -> Proof:
     """Compare a program with one that it is to agree with; see `Reference`."""
     return Reference(reference).agrees(program, names, orders)
+
+
+def _types(closed_jaxpr: Any) -> list[tuple[Any, Any]]:
+    """Of all arguments and results, the shape and the dtype."""
+    avals = [*closed_jaxpr.in_avals, *closed_jaxpr.out_avals]
+    return [(aval.shape, aval.dtype) for aval in avals]
 
 
 def _arguments(terms: Terms, closed_jaxpr: Any) -> list[Value]:

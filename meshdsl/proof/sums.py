@@ -25,7 +25,7 @@ from meshdsl.proof.values import (
 
 # Of one argument, with f(x + y) = f(x) + f(y). `cast` is a conversion that keeps numbers, up to
 # rounding.
-ADDITIVE = {"cast", "real", "imag", "conj", "reduce_precision"}
+ADDITIVE = {"cast", "real", "imag", "conj"}
 COMMUTATIVE = {"mul", "max", "min", "and", "or", "xor", "eq", "ne"}
 
 # How a sum goes into a term of another operation: a function of the terms, the value, the labels of
@@ -45,7 +45,7 @@ def inwards(*operations: str):
 
 
 def is_zero(value: Value) -> bool:
-    return value.term.op == "const" and value.term.params[1] in (0, False)
+    return value.term.op == "const" and value.term.params[1] in (0, False, "-0.0")
 
 
 def elementwise(
@@ -93,6 +93,8 @@ def _numbered(terms: Terms, pairs: list[tuple[Fraction, Value]]) -> list[tuple[F
     for i, (factor, major) in enumerate(pairs):
         for j, (unit, minor) in enumerate(pairs):
             if not major.term.op == minor.term.op == "iota" or i == j:
+                continue
+            if major.labels.keys() & minor.labels.keys():
                 continue
             n = minor.term.shape[0]
             if factor == unit * n:
@@ -194,14 +196,19 @@ def _of_product(terms: Terms, value: Value, labels, sizes) -> Value | None:
 
 
 def extreme(
-    terms: Terms, op: str, value: Value, labels: Iterable[Label], dims: Iterable[Parts]
+    terms: Terms,
+    op: str,
+    params: tuple,
+    value: Value,
+    labels: Iterable[Label],
+    dims: Iterable[Parts],
 ) -> Value:
     """The largest element along parts; for `op` of "max", "min", "and" or "or"."""
     over = {label for label in labels if label in value.labels}
     if not over:
         return value.at(dims)
-    if value.term.op == f"reduce_{op}":
+    if value.term.op == f"reduce_{op}" and value.term.params[:-2] == params:
         (arg,) = arguments_of(value)
         over |= labelled(lacking(arg, value)).keys()
         value = arg
-    return made(terms, f"reduce_{op}", (), [value], dims, over=over)
+    return made(terms, f"reduce_{op}", params, [value], dims, over=over)

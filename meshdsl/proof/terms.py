@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
@@ -131,9 +132,12 @@ class Terms:
         return found
 
     def constant(self, number: Any, dtype: Any) -> Term:
-        """A number. Zero is the same in every dtype but bool."""
+        """A number. Zero is the same in every dtype but bool; -0.0 is a number of its own."""
         number = number.item() if hasattr(number, "item") else number
-        if not isinstance(number, bool) and number == 0:
+        negative = isinstance(number, float) and math.copysign(1, number) < 0
+        if negative and number == 0:
+            number = "-0.0"
+        elif not isinstance(number, bool) and number == 0:
             number, dtype = 0, ""
         return self.term("const", (str(dtype), number if number == number else "nan"))
 

@@ -91,13 +91,16 @@ class Value:
         return Value(self.term, self.parts, tuple(_tidy(dim, labels) for dim in dims))
 
     def same_as(self, other: Value) -> bool:
-        """Whether both are the same array, element by element."""
+        """Whether both are the same array, element by element, on each device in each round."""
         return self.term is other.term and self._places() == other._places()
 
-    def _places(self) -> list[list[tuple[int, tuple[int, int]]]]:
-        """For each dim of the local array its runs: of how many indices, and of what in the term.
+    def _places(self) -> tuple[list, set]:
+        """Where the elements of the term are.
 
-        A run is known by the dim of the term and by how far apart neighbours are in it.
+        Returns:
+          For each dim of the local array its runs: of how many indices, and of what in the term;
+          and the parts of axes and of rounds, each with what it is in the term. What it is are the
+          dim of the term, and how far apart neighbours are in it.
         """
         where: dict[Label | None, tuple[int, int]] = {None: (-1, 0)}
         for number, parts in enumerate(self.parts):
@@ -115,7 +118,9 @@ class Value:
                 else:
                     runs.append((part.size, (number, step)))
             found.append(runs)
-        return found
+        local = labelled(part for dim in self.dims for part in dim)
+        others = {(label, size, where[label]) for label, size in self.labels.items()}
+        return found, {other for other in others if other[0] not in local}
 
 
 def _tidy(dim: Parts, labels: Collection[Label]) -> Parts:
@@ -361,9 +366,12 @@ def made(
             kept.append(parts)
     kept.extend(new)
     view = lambda parts: tuple(dict.fromkeys(index[p.label] for p in parts))
-    order = lambda dim: tuple(
-        dict.fromkeys((index[p.label], 0) if p.label is not None else (None, p.size) for p in dim)
-    )
+
+    def order(dim: Parts) -> tuple:
+        each = [(None, p.size) if p.label is None else (index[p.label], 0) for p in dim]
+        pairs = itertools.pairwise([None, *each])
+        return tuple(b for a, b in pairs if a != b or (b is not None and b[0] is None))
+
     term = terms.term(
         op,
         (*params, tuple(tuple(map(order, each)) for each in along), tuple(lost)),

@@ -20,7 +20,8 @@ def test_a_step_is_not_proved(capsys):
     assert main(["verify", "--layout", "pipeline", "--json", *TINY]) == 3
     found = json.loads(capsys.readouterr().out)
     assert not found["proved"]
-    assert found["unproved"][0] == "params.embedding.table"
+    assert found["unproved"] == found["results"]
+    assert found["why"] == "there is no lemma for `ppermute`"
 
 
 @pytest.mark.parametrize(
