@@ -16,6 +16,7 @@ from meshdsl.lowering.lower import Lowered
 from meshdsl.predict.compiler.collectives import from_hlo
 from meshdsl.program.collective import summary
 from meshdsl.program.program import Program
+from meshdsl.testing.equal import check
 
 UPDATE = "MESHDSL_UPDATE"  # the variable that the option --meshdsl-update of pytest sets
 OPERATIONS = ("all_gather", "all_to_all", "pmax", "pmin", "ppermute", "psum", "psum_scatter")
@@ -97,7 +98,8 @@ def assert_golden(lowered: Lowered, args: Sequence, path: str | Path) -> None:
             path.write_text(found, encoding="utf-8")
             return
     advice = "`pytest --meshdsl-update` writes it"
-    assert there is not None, f"{path}: there is no such file; {advice}"
+    if there is None:
+        raise AssertionError(f"{path}: there is no such file; {advice}")
     lines = difflib.unified_diff(there.splitlines(), found.splitlines(), n=0, lineterm="")
     shown = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
     what = f"{path} promises other collectives (- promised, + found); {advice}:"
@@ -116,7 +118,8 @@ def collectives_table(program: Program, call: str = "call") -> str:
     rows = Counter()
     for c in program.collectives:
         op = program.op_of(c)
-        assert op is not None, f"nothing recorded explains {c}"
+        if op is None:
+            raise AssertionError(f"nothing recorded explains {c}")
         phase = op.name if op.name in ("gradient", "gather_updated") else c.phase
         around = [name.rstrip("s") for name, _ in op.loops]
         times = op.count if around else 1
@@ -150,11 +153,11 @@ def assert_explained(
         than the program has.
     """
     unexplained = [c for c in program.collectives if program.op_of(c) is None]
-    assert not unexplained, f"{name}: no op of the record explains {unexplained}"
+    check(not unexplained, f"{name}: no op of the record explains {unexplained}")
     asked, made = summary(program.collectives), summary(from_hlo(compiled, dict(mesh.shape)))
     extra = [_line(key, n) for key, (n, _) in made.items() if n > asked.get(key, (0, 0))[0]]
     of = "; ".join(_line(key, n) for key, (n, _) in asked.items()) or "none"
-    assert not extra, f"{name}: the compiler made {'; '.join(extra)}, of these: {of}"
+    check(not extra, f"{name}: the compiler made {'; '.join(extra)}, of these: {of}")
 
 
 def _line(key: tuple[str, tuple[str, ...]], count: int) -> str:

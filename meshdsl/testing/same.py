@@ -77,7 +77,8 @@ def assert_same_under(
         said = [(name, difference(a, b, tolerance)) for name, a, b in leaves]
         wrong = [f"{name} {why}" for name, why in said if why]
         rest = f"; {len(wrong)} of {len(said)} leaves differ"
-        assert not wrong, f"{layout.name}: {wrong[0]}{rest if wrong[1:] else ''}"
+        if wrong:
+            raise AssertionError(f"{layout.name}: {wrong[0]}{rest if wrong[1:] else ''}")
         assert_explained(program, compiled.as_text(), mesh, layout.name)
 
 
