@@ -40,7 +40,7 @@ def test_a_step_is_proved_whatever_the_model(settings):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_step_under_a_layout_that_comes_with_us_is_proved(name):
-    sizes = "model.heads=8", "model.kv_heads=8"
+    sizes = "model.heads=8", "model.kv_heads=8", "batch=16"
     found = proof(find_layout(name), *sizes)
     assert found.proved, found.doubt
 
