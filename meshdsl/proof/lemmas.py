@@ -34,3 +34,9 @@ def lemma(*primitives: str):
         return function
 
     return register
+
+
+def integer_dtypes(eqn) -> tuple[str, ...]:
+    """The dtypes of the operands that are integers: their order and range depend on it."""
+    dtypes = [str(atom.aval.dtype) for atom in eqn.invars]
+    return tuple(dtype if "int" in dtype else "" for dtype in dtypes)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from meshdsl.proof.sums import inwards, is_zero, linear, total
+from meshdsl.proof.sums import inwards, is_zero, linear
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
     Part,
@@ -25,7 +25,6 @@ from meshdsl.proof.values import (
     fresh,
     made,
     opened,
-    own_dims,
     size_of,
 )
 
@@ -125,17 +124,3 @@ def spread(
     row = Part(rows, fresh())
     out = [(row,) if dim is None else dim for dim in dims]
     return made(terms, "spread", (), [at, x], out, new=[(*axes, row)])
-
-
-@inwards("spread", "put")
-def _of_updates(terms: Terms, value: Value, labels, sizes) -> Value | None:
-    """A sum goes into what is added to rows, where their numbers are the same all along it."""
-    (at, x), along = opened(value)
-    ready = {label for label in labels if label in x.labels and label not in at.labels}
-    if not ready:
-        return None
-    new = own_dims(value, [at, x])
-    x = total(terms, x, ready, sizes)
-    op, params = value.term.op, value.term.params[:-2]
-    found = made(terms, op, params, [at, x], value.dims, along=along, new=new)
-    return total(terms, found, set(labels) - ready, sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshdsl.proof.elements import converted
-from meshdsl.proof.lemmas import Walk, lemma
+from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.moves import Axes, exchanged, gathered, given_out
 from meshdsl.proof.sums import extreme, linear, total
 from meshdsl.proof.terms import NotProved
@@ -92,10 +92,8 @@ def _psum(walk: Walk, eqn, *values: Value) -> list[Value]:
 def _pmax(walk: Walk, eqn, *values: Value) -> list[Value]:
     axes = [axis for axis, _ in axes_of(walk, eqn, "axes")]
     op = eqn.primitive.name[1:]
-    dtypes = [str(atom.aval.dtype) for atom in eqn.invars]
-    kinds = [(dtype if "int" in dtype else "",) for dtype in dtypes]
-    pairs = zip(values, kinds, strict=True)
-    return [extreme(walk.terms, op, kind, x, axes, x.dims) for x, kind in pairs]
+    pairs = zip(values, integer_dtypes(eqn), strict=True)
+    return [extreme(walk.terms, op, (dtype,), x, axes, x.dims) for x, dtype in pairs]
 
 
 @lemma("all_gather", "all_gather_invariant")

@@ -35,12 +35,10 @@ class Proof:
     Attributes:
       results: the names of all results.
       doubt: why some of them are not proved; None if all are.
-      terms: how many terms both programs have, and how many the reference has.
     """
 
     results: tuple[str, ...]
     doubt: Doubt | None
-    terms: tuple[int, int]
 
     @property
     def proved(self) -> bool:
@@ -78,30 +76,27 @@ class Reference:
         """
         names, terms = tuple(names), self._terms
         if any(a[1:] != b[1:] for a, b in zip(_types(program), self._types, strict=True)):
-            return self._proof(names, Doubt(names, "it has other dtypes"))
+            return Proof(names, Doubt(names, "it has other dtypes"))
         if self._error is not None:
-            return self._proof(names, _doubt(names, str(self._error), self._error.place))
+            return Proof(names, _doubt(names, str(self._error), self._error.place))
         try:
             found = Run(terms).run(program, _arguments(terms, program))
         except NotProved as error:
             place = error.place
             if error.term is not None and (first := _first_new(terms, error.term, self._known)):
                 place = first.place
-            return self._proof(names, _doubt(names, str(error), place))
+            return Proof(names, _doubt(names, str(error), place))
         for i, order in enumerate(orders):
             if order is not None:
                 found[i] = found[i].at(found[i].dims[d] for d in order)
         pairs = enumerate(zip(self._results, found, strict=True))
         differ = [i for i, (a, b) in pairs if not a.same_as(b)]
         if not differ:
-            return self._proof(names, None)
+            return Proof(names, None)
         first = _first_new(terms, found[differ[0]].term, self._known)
         why = "it computes something else" if first else "its elements are in other places"
         doubt = _doubt([names[i] for i in differ], why, first.place if first else None)
-        return self._proof(names, doubt)
-
-    def _proof(self, names: tuple[str, ...], doubt: Doubt | None) -> Proof:
-        return Proof(names, doubt, (len(self._terms), self._known))
+        return Proof(names, doubt)
 
 
 def prove(

@@ -21,6 +21,8 @@ from meshdsl.proof.values import (
     labelled,
     lacking,
     made,
+    opened,
+    own_dims,
 )
 
 # Of one argument, with f(x + y) = f(x) + f(y). `cast` is a conversion that keeps numbers, up to
@@ -180,18 +182,36 @@ def _of_select(terms: Terms, value: Value, labels, sizes) -> Value | None:
     return total(terms, found, set(labels) - ready, sizes)
 
 
-@inwards("mul", "div")
-def _of_product(terms: Terms, value: Value, labels, sizes) -> Value | None:
-    """A sum goes into the only factor that changes along it; and into a numerator alone."""
-    op = value.term.op
-    args = arguments_of(value)
-    for i in range(len(args) if op == "mul" else 1):
+# Operations that are linear in some of their arguments, each taken by itself, and in which.
+_LINEAR_IN = {
+    "convolution": (0, 1),
+    "cumsum": (0,),
+    "div": (0,),
+    "mul": (0, 1),
+    "put": (1,),
+    "rev": (0,),
+    "slice": (0,),
+    "spread": (1,),
+}
+
+
+@inwards(*_LINEAR_IN)
+def _of_linear(terms: Terms, value: Value, labels, sizes) -> Value | None:
+    """A sum goes into an argument that alone changes along it."""
+    op, params = value.term.op, value.term.params[:-2]
+    args, along = opened(value)
+    new = own_dims(value, args)
+    for i in _LINEAR_IN[op]:
         others = {label for j, arg in enumerate(args) if j != i for label in arg.labels}
         ready = {label for label in labels if label in args[i].labels and label not in others}
-        if ready:
-            args[i] = total(terms, args[i], ready, sizes)
-            found = elementwise(terms, op, value.term.params[:-2], args, value.dims)
-            return total(terms, found, set(labels) - ready, sizes)
+        if not ready:
+            continue
+        args[i] = total(terms, args[i], ready, sizes)
+        if op == "mul":
+            found = elementwise(terms, op, params, args, value.dims)
+        else:
+            found = made(terms, op, params, args, value.dims, along=along, new=new)
+        return total(terms, found, set(labels) - ready, sizes)
     return None
 
 

@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from meshdsl.proof import along, elements, loops, places  # noqa: F401  (they fill the table)
+from meshdsl.proof import (  # noqa: F401  (they fill the table)
+    along,
+    elements,
+    indexing,
+    loops,
+    places,
+    reductions,
+)
 from meshdsl.proof.lemmas import LEMMAS, lemma
 from meshdsl.proof.moves import gathered, given_out
 from meshdsl.proof.terms import NotProved, Place, Terms

@@ -51,9 +51,10 @@ class Verified:
         if self.proved:
             results = "its result equals that" if count == 1 else f"all {count} results equal those"
             return f"{self.title}\nproved: {results} of one device, up to the order of sums"
+        what = f"{len(self.unproved)} of {count} results, `{self.unproved[0]}` among them"
         found = [
             self.title,
-            f"not proved: {len(self.unproved)} of {count} results, `{self.unproved[0]}` among them",
+            f"not proved: {'its result' if count == 1 else what}",
             f"  {self.why}" + (f": {self.op}" if self.op else ""),
             *(f"    {line}" for line in self.lines),
         ]
