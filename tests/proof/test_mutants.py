@@ -11,20 +11,17 @@ from tests.proof.simulated import evaluated
 
 
 def judged(name: str, count: int, seed: int) -> Counter:
-    """How many mutants of each kind are refused, and how many are proved and compute the same.
-
-    Raises:
-      AssertionError: one is proved and computes something else.
-    """
+    """How many mutants of each kind are refused; are proved, and equal; are wrongly proved."""
     args, expected = on_one_device()
     right = program(LAYOUTS[name])
     names = [result.name for result in right.results]
     found: Counter = Counter()
     for mutant in mutants(right.jaxpr, count, seed):
-        proved = reference().agrees(mutant.program, names).proved
-        if proved:
-            assert same(evaluated(mutant.program, args), expected), (mutant.kind, seed)
-        found[mutant.kind, "proved, and equal" if proved else "refused"] += 1
+        word = "refused"
+        if reference().agrees(mutant.program, names).proved:
+            equal = same(evaluated(mutant.program, args), expected)
+            word = "proved, and equal" if equal else "wrongly proved"
+        found[mutant.kind, word] += 1
     return found
 
 
@@ -34,7 +31,8 @@ CASES = [("fsdp-tensor", 22), ("sequence", 44), *((name, 200) for name in LAYOUT
 @pytest.mark.parametrize(("name", "count"), only(CASES[:1], CASES, slow=CASES[1:2]))
 def test_mutants_are_refused_or_equal(name, count):
     found = judged(name, count, seed=0)
-    refused = sum(n for (_, what), n in found.items() if what == "refused")
+    assert not [kind for kind, word in found if word == "wrongly proved"]
+    refused = sum(n for (_, word), n in found.items() if word == "refused")
     assert refused > 0.6 * sum(found.values())
     # These change what is computed, whatever the program.
     assert not found["a sum that is not taken", "proved, and equal"]
