@@ -84,7 +84,6 @@ def _replaced(jaxpr: Any, way: tuple, number: int, change: list[Any]) -> Any:
 _BARRIER = jax.make_jaxpr(lax.optimization_barrier)(1.0).eqns[0].primitive
 _ADD = jax.make_jaxpr(lax.add)(1.0, 1.0).eqns[0].primitive
 _SUMS = ("psum", "psum_invariant")
-_GATHERS = ("all_gather", "all_gather_invariant")
 
 
 def _dropped(at: _At, draw) -> list[Any] | None:
@@ -133,25 +132,6 @@ def _other_order(at: _At, draw) -> list[Any] | None:
     if not isinstance(axes, tuple) or len([a for a in axes if at.sizes[a] > 1]) < 2:
         return None
     return [at.eqn.replace(params={**at.eqn.params, "axis_name": axes[::-1]})]
-
-
-def _other_dim(at: _At, draw) -> list[Any] | None:
-    """A gather, a scatter or an exchange along another dim that gives the same shape."""
-    key = {"all_gather": "all_gather_dimension", "reduce_scatter": "scatter_dimension"}
-    key["all_gather_invariant"] = "all_gather_dimension"
-    name = at.eqn.primitive.name
-    if name not in key:
-        return None
-    old = at.eqn.params[key[name]]
-    before, after = at.eqn.invars[0].aval.shape, at.eqn.outvars[0].aval.shape
-    for dim in range(len(before)):
-        swapped = list(before)
-        if dim == old or before[dim] != before[old]:
-            continue
-        swapped[dim], swapped[old] = after[old], before[old]
-        if tuple(swapped) == after:
-            return [at.eqn.replace(params={**at.eqn.params, key[name]: dim})]
-    return None
 
 
 def _transposed(at: _At, draw) -> list[Any] | None:
@@ -266,7 +246,6 @@ KINDS: dict[str, Callable[[_At, random.Random], list[Any] | None]] = {
     "a sum that is taken twice": _doubled,
     "a collective over another axis": _other_axis,
     "axes in another order": _other_order,
-    "a collective along another dim": _other_dim,
     "dims that are swapped": _transposed,
     "another array, or an old one": _stale,
     "a constant that is twice as large": _other_number,
