@@ -38,6 +38,12 @@ def test_a_step_is_proved_whatever_the_model(settings):
 
 
 @pytest.mark.slow
+def test_a_loss_in_chunks_is_proved_where_the_vocabulary_is_whole():
+    assert proof(LAYOUTS["fsdp"], "model.loss_chunk=8").proved
+    assert not proof(LAYOUTS["fsdp-tensor"], "model.loss_chunk=8").proved
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_step_under_a_layout_that_comes_with_us_is_proved(name):
     sizes = "model.heads=8", "model.kv_heads=8", "batch=16"
