@@ -62,6 +62,16 @@ def sliced(walk: Walk, x: Value, ranges: Sequence[tuple[int, int, int]]) -> Valu
     return alike(walk, "slice", (params,), [x], changes, shape)
 
 
+@lemma("unstack")
+def _unstack(walk: Walk, eqn, x: Value) -> list[Value]:
+    found, dim = [], eqn.params["axis"]
+    for i in range(x.shape[dim]):
+        ranges = [(i, i + 1, 1) if d == dim else (0, n, 1) for d, n in enumerate(x.shape)]
+        one = sliced(walk, x, ranges)
+        found.append(one.at(parts for d, parts in enumerate(one.dims) if d != dim))
+    return found
+
+
 @lemma("concatenate")
 def _concatenate(walk: Walk, eqn, *values: Value) -> list[Value]:
     return [_put_together(walk, values, eqn.params["dimension"])]

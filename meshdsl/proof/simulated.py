@@ -1,8 +1,9 @@
 """Runs a program for many devices on one, in numbers.
 
 Each array has a position in front for the device. A collective is what it says, on that position;
-all else is computed for each device by itself. Nothing here is shared with the proofs, which tests
-hold against it.
+all else is computed for each device by itself. Numbers of two bytes are computed with four, so that
+rounding makes no difference that matters, such as another choice of an expert. Nothing here is
+shared with the proofs, which tests hold against it.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from meshdsl.program.jaxpr import scan_counts
 _SAME = {"pvary", "pcast", "optimization_barrier", "name", "hidden_on_cpu", "stop_gradient"}
 _SAME |= {"sharding_constraint", "reshard", "mesh_cast"}
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
-_CALLS |= {"eval_jaxpr", "remat2", "checkpoint", "linear_call"}
+_CALLS |= {"eval_jaxpr", "remat2", "checkpoint", "linear_call", "local_kernel"}
+_WIDE = {np.dtype(name): np.dtype("float32") for name in (jnp.bfloat16, jnp.float16)}
 
 
 def evaluated(closed_jaxpr: Any, args: Sequence[Any]) -> list[Any]:
     """The results of a program whose `shard_map`s are simulated."""
-    return _Run({}).run(closed_jaxpr, list(args))
+    return _Run({}).run(closed_jaxpr, list(map(_wide, args)))
 
 
 class _Run:
@@ -55,7 +57,9 @@ class _Run:
 
     def _everywhere(self, x: Any) -> Any:
         if not jnp.issubdtype(x.dtype, jax.dtypes.extended):
-            x = jnp.asarray(np.asarray(x))  # a constant may be bound to the mesh of its program
+            x = _wide(
+                jnp.asarray(np.asarray(x))
+            )  # a constant may be bound to the mesh of its program
         return jnp.broadcast_to(x, (self._count, *x.shape)) if self._sizes else x
 
     def _results(self, eqn: Any, values: list[Any]) -> list[Any]:
@@ -72,7 +76,11 @@ class _Run:
             return self._cond(p, values)
         if hasattr(self, f"_{name}"):
             return getattr(self, f"_{name}")(p, values)
-        compute = lambda *each: eqn.primitive.bind(*each, **_local(p))
+        how = _local(p)
+        compute = lambda *each: eqn.primitive.bind(*each, **how)
+        if name == "scatter-add":  # whose own program of a sum is for the narrow dtype
+            how = {k: v for k, v in how.items() if not k.startswith("update_")}
+            compute = lambda *each: lax.scatter_add(*each, **how)
         found = (
             jax.vmap(compute, axis_size=self._count)(*values) if self._sizes else compute(*values)
         )
@@ -214,5 +222,11 @@ def _names(axes: Any) -> tuple[str, ...]:
     return () if axes is None else axes if isinstance(axes, tuple) else (axes,)
 
 
+def _wide(x: Any) -> Any:
+    return x.astype(_WIDE[x.dtype]) if x.dtype in _WIDE else x
+
+
 def _local(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: None if k in ("sharding", "out_sharding") else v for k, v in params.items()}
+    """The parameters of an equation, without what they say of a mesh, and with wider dtypes."""
+    found = {k: None if k in ("sharding", "out_sharding") else v for k, v in params.items()}
+    return {k: _WIDE.get(v, v) if isinstance(v, np.dtype) else v for k, v in found.items()}

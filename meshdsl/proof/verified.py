@@ -130,7 +130,9 @@ def verified(
     lemmas, unknown = lemmas_of(program.jaxpr)
     functions = ", ".join(f"`{name}`" for name in unknown)
     assumed = [f"{functions}: of the same operands they make the same"] if functions else []
-    return Verified(**known, lemmas=lemmas, assumed=(*assumed, *_kernels(runs)))
+    return Verified(
+        **known, lemmas=lemmas, assumed=(*assumed, *(_kernels(runs) if runs is not program else ()))
+    )
 
 
 def _files(program: Program) -> tuple[str, ...]:
