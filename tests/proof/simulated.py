@@ -162,6 +162,13 @@ class _Run:
 
         return [self._in_groups(x, p["axis_name"], exchange) for x in values]
 
+    def _ppermute(self, p, values):
+        sources = {target: source for source, target in p["perm"]}
+        get = lambda each: [
+            each[sources[i]] if i in sources else jnp.zeros_like(each[i]) for i in range(len(each))
+        ]
+        return [self._in_groups(x, p["axis_name"], get) for x in values]
+
     def _axis_index(self, p, values):
         return [jnp.asarray(self._numbers(_names(p["axis_name"])), jnp.int32)]
 
