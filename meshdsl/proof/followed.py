@@ -18,7 +18,16 @@ from jax.extend.core import Literal
 from meshdsl.program.jaxpr import scan_counts
 from meshdsl.proof.elements import SAME
 from meshdsl.proof.lemmas import CALLS, Walk
-from meshdsl.proof.routes import Held, Moved, Pieces, computed, exchanges, is_number, numbers, zeros
+from meshdsl.proof.routes import (
+    Held,
+    Moved,
+    Pieces,
+    computed,
+    exchanges,
+    is_number,
+    numbers,
+    zeros,
+)
 from meshdsl.proof.sums import is_zero
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import Value, labelled, relabelled, unchanging
@@ -71,7 +80,7 @@ class Followed:
         consts, carries = scan_counts(p)
         ticks, count = range(p["length"]), consts + carries
         pairs = list(zip(values, p["jaxpr"].in_avals, strict=True))
-        held = [self._held(x, aval) for x, aval in pairs[:count]]
+        held = [held_of(self.walk, self.axis, x, aval) for x, aval in pairs[:count]]
         fixed, state = held[:consts], held[consts:]
         listed = [self._listed(x, aval, len(ticks)) for x, aval in pairs[count:]]
         outs: dict[int, list[Held]] = {}
@@ -82,14 +91,6 @@ class Followed:
             state, outs[self._tick] = found[:carries], found[carries:]
         self.last = state
         self.each = [{t: outs[t][i] for t in ticks} for i in range(len(outs[0]))]
-
-    def _held(self, x: Value, aval: Any) -> Held:
-        known = numbers(x, {self.axis: 0}, 1) if is_number(aval) else None
-        if known is not None:
-            return np.broadcast_to(known, len(self.devices)).astype(aval.dtype)
-        if is_zero(x):
-            return zeros(len(self.devices), aval.shape)
-        return self.pieces.of(self.pieces.source(x, (), aval.shape), self.devices, -1)
 
     def _listed(self, x: Value, aval: Any, length: int) -> Sequence[Held] | dict[int, Held]:
         """What a tick is given of a list, for each tick."""
@@ -102,7 +103,7 @@ class Followed:
                 known = np.broadcast_to(known, (len(self.devices), length)).astype(aval.dtype)
                 return [known[:, t] for t in range(length)]
         if not labelled(x.dims[0]):
-            return [self._held(x.at(x.dims[1:]), aval)] * length
+            return [held_of(self.walk, self.axis, x.at(x.dims[1:]), aval)] * length
         source = self.pieces.source(x, (), aval.shape)
         return [self.pieces.of(source, self.devices, t) for t in range(length)]
 
@@ -123,7 +124,9 @@ class Followed:
 
     def _literal(self, atom: Any, x: Any) -> Held:
         if id(atom) not in self._literals:
-            self._literals[id(atom)] = self._held(self.walk.constant(x, atom.aval), atom.aval)
+            self._literals[id(atom)] = held_of(
+                self.walk, self.axis, self.walk.constant(x, atom.aval), atom.aval
+            )
         return self._literals[id(atom)]
 
     def _results(self, eqn: Any, held: list[Held]) -> Sequence[Held]:
@@ -132,17 +135,19 @@ class Followed:
             return self._through(eqn.params[CALLS[name]], held)
         if name in SAME:
             return held
-        elsewhere = name == "ppermute" and _axes(eqn) != (self.axis,)
-        rule = None if elsewhere else _MOVES.get(name)
+        elsewhere = name == "ppermute" and axes_of(eqn) != (self.axis,)
+        rule = None if elsewhere else MOVES.get(name)
         found = rule(self.pieces, eqn, *held) if rule is not None else None
-        if found is None and name == "axis_index" and _axes(eqn) == (self.axis,):
+        if found is None and name == "axis_index" and axes_of(eqn) == (self.axis,):
             found = np.arange(len(self.devices), dtype=np.int32)
         known = [x for x in held if isinstance(x, np.ndarray)]
         avals = [var.aval for var in eqn.outvars]
         if found is None and 0 < len(known) == len(held) and list(map(is_number, avals)) == [True]:
             found = known[0] if name == "convert_element_type" else computed(name, known)
             found = None if found is None else found.astype(avals[0].dtype)
-        return self._computed(eqn, held) if found is None else [found]
+        if found is None:
+            return self._computed(eqn, held)
+        return found if isinstance(found, list) else [found]
 
     def _computed(self, eqn: Any, held: list[Held]) -> list[Held]:
         """What an equation computes: arrays of its own, but for those that are sure to be zero."""
@@ -187,6 +192,17 @@ class Followed:
         return unknown(self.walk, aval.shape)
 
 
+def held_of(walk: Walk, axis: str, x: Value, aval: Any) -> Held:
+    """What each device along an axis has of a value."""
+    devices = range(walk.sizes[axis])
+    known = numbers(x, {axis: 0}, 1) if is_number(aval) else None
+    if known is not None:
+        return np.broadcast_to(known, len(devices)).astype(aval.dtype)
+    if is_zero(x):
+        return zeros(len(devices), aval.shape)
+    return walk.pieces.of(walk.pieces.source(x, (), aval.shape), devices, -1)
+
+
 def unknown(walk: Walk, shape: tuple[int, ...], name: Any = None) -> Value:
     """A value of which nothing is known. Each device may have another one."""
     sizes = tuple(walk.sizes.values())
@@ -197,7 +213,7 @@ def unknown(walk: Walk, shape: tuple[int, ...], name: Any = None) -> Value:
     return relabelled(Value(value.term, value.parts, value.dims[len(sizes) :]), labels)
 
 
-def _axes(eqn) -> tuple[str, ...]:
+def axes_of(eqn) -> tuple[str, ...]:
     axes = eqn.params["axis_name"]
     return axes if isinstance(axes, tuple) else (axes,)
 
@@ -267,11 +283,19 @@ def _sliced(pieces: Pieces, eqn, x: Held) -> Held | None:
     p = eqn.params
     strides = p["strides"] or [1] * len(x.shape)
     limits = zip(p["start_indices"], p["limit_indices"], strides, strict=True)
-    ranges = [slice(*each) for each in limits]
     shape = eqn.outvars[0].aval.shape
     cut = [d for d, n in enumerate(shape) if n != x.shape[d]]
-    at = [each if d in cut else slice(None) for d, each in enumerate(ranges)]
+    at = [slice(*each) if d in cut else slice(None) for d, each in enumerate(limits)]
     return Moved(pieces.each(x, cut).ids[(slice(None), *at)], shape)
+
+
+def _split(pieces: Pieces, eqn, x: Held) -> list[Moved] | None:
+    if not isinstance(x, Moved):
+        return None
+    dim = eqn.params["axis"]
+    ends = np.cumsum(eqn.params["sizes"])[:-1]
+    parts = np.split(pieces.each(x, [dim]).ids, ends, dim + 1)
+    return [Moved(ids, var.aval.shape) for ids, var in zip(parts, eqn.outvars, strict=True)]
 
 
 def _added(pieces: Pieces, eqn, x: Held, y: Held) -> Held | None:
@@ -281,19 +305,43 @@ def _added(pieces: Pieces, eqn, x: Held, y: Held) -> Held | None:
     return pieces.added(x, y)
 
 
+def _joined(pieces: Pieces, eqn, *each: Held) -> Held | None:
+    moved = [x for x in each if isinstance(x, Moved)]
+    if len(moved) < len(each):
+        return None
+    dim = eqn.params["dimension"]
+    cut = {d for x in moved for d, n in enumerate(x.shape) if x.ids.shape[d + 1] == n} | {dim}
+    ids = [pieces.each(x, cut).ids for x in moved if x.shape[dim]]
+    return Moved(np.concatenate(ids, dim + 1), eqn.outvars[0].aval.shape)
+
+
+def _padded(pieces: Pieces, eqn, x: Held, fill: Held) -> Held | None:
+    """An array with zeros before and after it."""
+    config = eqn.params["padding_config"]
+    zero = isinstance(fill, Moved) and not fill.ids.any()
+    if not isinstance(x, Moved) or not zero or any(min(each) < 0 or each[2] for each in config):
+        return None
+    cut = [d for d, each in enumerate(config) if any(each)]
+    widths = [(0, 0), *((int(low), int(high)) for low, high, _ in config)]
+    return Moved(np.pad(pieces.each(x, cut).ids, widths), eqn.outvars[0].aval.shape)
+
+
 def _spread(pieces: Pieces, eqn, x: Held, *_: Held) -> Held | None:
     if not isinstance(x, Moved) or x.ids.any():
         return None
     return zeros(len(x.ids), eqn.outvars[0].aval.shape)
 
 
-_MOVES: dict[str, Callable[..., Held | None]] = {
+MOVES: dict[str, Callable[..., Held | list[Moved] | None]] = {
     "add": _added,
     "add_any": _added,
     "broadcast_in_dim": _spread,
+    "concatenate": _joined,
     "dynamic_slice": _taken,
     "dynamic_update_slice": _put,
+    "pad": _padded,
     "ppermute": _handed,
     "select_n": _chosen,
     "slice": _sliced,
+    "split": _split,
 }

@@ -69,6 +69,7 @@ class Pieces:
         self._known: dict[tuple[Atom, ...], int] = {(): 0}
         self.sources: list[Source] = []
         self._places: dict[tuple, int] = {}
+        self._made: dict[tuple, tuple[Any, Sequence[Value], int]] = {}
 
     def __getitem__(self, number: int) -> tuple[Atom, ...]:
         return self._all[number]
@@ -81,11 +82,20 @@ class Pieces:
         return self._known[key]
 
     def source(self, owner: Any, number: tuple[int, ...], shape: tuple[int, ...]) -> int:
-        key = id(owner), number
+        name = (owner.term, owner.places) if isinstance(owner, Value) else id(owner)
+        key = name, number
         if key not in self._places:
             self._places[key] = len(self.sources)
             self.sources.append(Source(owner, number, shape))
         return self._places[key]
+
+    def note(self, value: Value, made: tuple[Any, Sequence[Value], int]) -> None:
+        """Notes how a value was made: by an equation, of what, and as which of its results."""
+        self._made[value.term, value.places] = made
+
+    def made(self, value: Value) -> tuple[Any, Sequence[Value], int] | None:
+        """How a value was made, if that was noted."""
+        return self._made.get((value.term, value.places))
 
     def of(self, source: int, devices: Sequence[int], tick: int) -> Moved:
         """The whole of an array on each device."""
@@ -189,9 +199,13 @@ def numbers(value: Value, places: Mapping[Label | None, int], rank: int) -> np.n
     if op == "const":
         number = params[1]
         return np.array(number).reshape([1] * rank) if isinstance(number, (bool, int)) else None
-    if op == "iota":
+    if op in ("iota", "array") and len(value.parts) == 1:
         (parts,) = value.parts
         found = np.arange(math.prod(part.size for part in parts))
+        if op == "array" and params[0] in ("int32", "bool"):
+            found = np.frombuffer(params[-1], params[0])
+        elif op == "array":
+            return None
         if len(parts) != 1 or parts[0].label is None:
             return None
         at = places[parts[0].label]

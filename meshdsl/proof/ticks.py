@@ -29,7 +29,7 @@ from meshdsl.proof.followed import Followed, Grid, unknown
 from meshdsl.proof.lemmas import CALLS, Walk, lemma
 from meshdsl.proof.loops import looped
 from meshdsl.proof.moves import Axes, gathered, given_out
-from meshdsl.proof.routes import Held, Moved, Source
+from meshdsl.proof.routes import Atom, Held, Moved, Source
 from meshdsl.proof.sums import linear, total
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import (
@@ -77,7 +77,9 @@ class Ticks(Followed):
 
     Attributes:
       items: the parts of the dim of the items.
-      item: which of them a device works on at a tick.
+      turns: the parts of a dim of how often each item has come to the first device before.
+      work: on which item a device works at a tick, and at which of its turns; an item takes a turn
+        at each device, once or more often.
 
     Raises:
       NotProved: it is not as the text at the top of this file says.
@@ -86,14 +88,16 @@ class Ticks(Followed):
     def __init__(self, walk: Walk, eqn, values: Sequence[Value], axis: str):
         super().__init__(walk, eqn, values, axis)
         self._scan = self._handed_scan()
-        self._carries = scan_counts(self.made[self._scan].eqn.params)[1]
-        self._ticks, self._reverse = self._items()  # for each device that of each item
+        count = scan_counts(self.made[self._scan].eqn.params)[1]
+        self._carried = {(self._scan, i) for i in range(count)}
+        self._ticks, self._reverse = self._items()  # of each item, at each of its turns
         self._length = self._ticks.shape[1]
         self.items = _parts(self._length, len(self.devices))
-        self.item = {
-            (device, int(tick)): item
-            for device in self.devices
-            for item, tick in enumerate(self._ticks[device])
+        self.turns = _parts(len(self._ticks) // len(self.devices), 1)
+        self.work = {
+            (turn % len(self.devices), int(tick)): (turn, item)
+            for turn, ticks in enumerate(self._ticks)
+            for item, tick in enumerate(ticks)
         }
         self._values: dict[int, Sequence[Value]] = {}
 
@@ -111,10 +115,6 @@ class Ticks(Followed):
         for held, var in zip(self.each, self.eqn.outvars[len(found) :], strict=True):
             found.append(Grid(self.axis, held, var.aval.shape[1:]).value(self.walk))
         return found
-
-    @property
-    def _axes(self) -> Axes:
-        return [(label, size) for size, label in self.items if label is not None]
 
     # Which scan, and which items.
 
@@ -158,7 +158,9 @@ class Ticks(Followed):
         return found.pop()
 
     def _items(self) -> tuple[np.ndarray, bool]:
-        """For each device the tick at which it works on each item; and whether the last one begins.
+        """For each turn the tick at which each item takes it; and whether items go backwards.
+
+        Turns are in the order of the devices, round by round, also if items go backwards.
 
         An item that no result of the loop depends on is none, and neither is one that does not come
         to the last device.
@@ -183,15 +185,16 @@ class Ticks(Followed):
             while chain[-1] in after:
                 chain.append(after[chain[-1]])
             chains.append(chain)
-        chains = [chain for chain in chains if len(chain) == len(self.devices)]
+        length = max(map(len, chains), default=0)
+        chains = [chain for chain in chains if len(chain) == length]
         orders = {tuple(device for device, _ in chain) for chain in chains}
-        forward, back = tuple(self.devices), tuple(reversed(self.devices))
-        if orders not in ({forward}, {back}):
+        forward = tuple(self.devices) * (length // len(self.devices))
+        back = tuple(reversed(forward))
+        if not length or orders not in ({forward}, {back}):
             raise NotProved("devices do not work on items in their order")
         chains.sort(key=lambda chain: self._enters_from(chain[0]))
-        return np.array([[tick for _, tick in sorted(chain)] for chain in chains]).T, orders == {
-            back
-        }
+        step = 1 if orders == {forward} else -1
+        return np.array([[tick for _, tick in chain[::step]] for chain in chains]).T, step < 0
 
     def _enters_from(self, cell: Cell) -> tuple:
         """A number by which items are sorted: that of the place that they come from."""
@@ -213,7 +216,7 @@ class Ticks(Followed):
             if number not in self._values:
                 values = [self._given(number, j) for j in range(len(eqn.invars))]
                 self._values[number] = self.walk.step(eqn, lambda: self.walk.applied(eqn, values))
-        elif i < self._carries:
+        elif (number, i) in self._carried:
             raise NotProved("what a device hands on is used in another way too")
         else:
             self._run()
@@ -230,7 +233,7 @@ class Ticks(Followed):
                 raise NotProved("the rounds of a loop are in the reverse order of its devices")
             if any(self.axis in values[j].labels for j in carried):
                 raise NotProved("what enters at the first device depends on others")
-            around = (Part(len(self.devices), self.axis),)
+            around = (*self.turns, Part(len(self.devices), self.axis))
             self._values[number] = self.walk.step(
                 eqn, lambda: looped(self.walk, eqn, values, around)
             )
@@ -239,81 +242,89 @@ class Ticks(Followed):
     def _given(self, number: int, j: int, enters: bool = False) -> Value:
         """An operand of an equation, for each item; where it enters, or on each device."""
         eqn, given = self.made[number]
-        first = len(self.devices) - 1 if self._reverse else 0
-        devices = [first] if enters else list(self.devices)
-        each = [[given[int(t)][j] for t in self._ticks[d]] for d in devices]
+        first = len(self._ticks) - 1 if self._reverse else 0
+        turns = [first] if enters else list(range(len(self._ticks)))
+        each = [[given[int(tick)][j] for tick in self._ticks[turn]] for turn in turns]
+        devices = [turn % len(self.devices) for turn in turns]
         moved = [x for row in each for x in row if isinstance(x, Moved)]
         if not moved:
             table = np.array([[x[d] for x in row] for d, row in zip(devices, each, strict=True)])
-            return self._counted(table, eqn.invars[j].aval.dtype, devices)
-        if len(moved) < len(devices) * self._length:
+            return self._counted(table, eqn.invars[j].aval.dtype)
+        if len(moved) < len(turns) * self._length:
             raise NotProved("an operand is known at some ticks alone")
         places = np.repeat(devices, self._length)
         ids = [x.ids[d] for x, d in zip(self.pieces.alike(*moved), places, strict=True)]
-        table = np.array(ids).reshape(len(devices), self._length, *ids[0].shape)
-        return self._assembled(table, moved[0].shape, devices)
+        table = np.array(ids).reshape(len(turns), self._length, *ids[0].shape)
+        return self._assembled(table, moved[0].shape, turns)
 
-    def _counted(self, table: np.ndarray, dtype: Any, devices: Sequence[int]) -> Value:
-        """Numbers that are known, for each device and item."""
-        terms, begin = self.walk.terms, table[0, 0]
+    def _counted(self, table: np.ndarray, dtype: Any) -> Value:
+        """Numbers that are known, at each turn of each item."""
+        terms, begin = self.walk.terms, table.flat[0]
         first = Value(terms.constant(begin, dtype), (), ())
         if (table == begin).all():
             return first
-        if table.dtype == bool or len(devices) < len(self.devices):
-            raise NotProved("numbers do not count devices and items")
+        dims = (*self.turns, Part(len(self.devices), self.axis)), self.items
+        if table.dtype == bool or table.size != size_of(dims[0]) * size_of(dims[1]):
+            raise NotProved("numbers do not count turns and items")
         table = table.astype(int) - int(begin)
-        step, of_items = table[1, 0], table[0, -1] // max(1, self._length - 1)
-        counts = [np.arange(n) for n in table.shape]
-        if (table != step * counts[0][:, None] + of_items * counts[1]).any():
-            raise NotProved("numbers do not count devices and items")
-        pairs = [(1, first)]
-        of_devices = (Part(len(self.devices), self.axis),)
-        for factor, parts in ((step, of_devices), (of_items, self.items)):
-            if factor:
-                count = Value(terms.iota(size_of(parts)), (parts,), ())
-                pairs.append((int(factor), count))
+        shape = size_of(self.turns), len(self.devices), self._length
+        table, pairs, counted = table.reshape(shape), [(1, first)], 0
+        for dim, parts in enumerate((self.turns, dims[0][-1:], self.items)):
+            if shape[dim] > 1:
+                step = int(np.moveaxis(table, dim, 0)[1].flat[0])
+                places = [-1 if d == dim else 1 for d in range(3)]
+                counted = counted + step * np.arange(shape[dim]).reshape(places)
+                pairs.append((step, Value(terms.iota(shape[dim]), (parts,), ())))
+        if (table != counted).any():
+            raise NotProved("numbers do not count turns and items")
         return linear(terms, pairs, ())
 
-    def _assembled(self, ids: np.ndarray, shape: tuple[int, ...], devices: Sequence[int]) -> Value:
-        """What pieces are together, which are those of each device for each item."""
+    def _assembled(self, ids: np.ndarray, shape: tuple[int, ...], turns: Sequence[int]) -> Value:
+        """What pieces are together, which are those of each turn for each item."""
         if not ids.any():
             return self._zero(shape)
         where = self._where(ids)
         owner, axis = where.source.owner, self.axis
-        own = np.array(devices).reshape(-1, *[1] * (ids.ndim - 1))
         place = _in_place(where, shape, 2)
         if isinstance(owner, Ticks):
             cells = zip(where.device.flat, where.tick.flat, strict=True)
-            items = [owner.item.get((int(d), int(t))) for d, t in cells]
-            own_item = np.broadcast_to(
-                np.arange(self._length).reshape(-1, *[1] * len(shape)), ids.shape
-            )
-            same = place and owner._length == self._length
-            if not same or (where.device != own).any() or items != list(own_item.flat):
+            found = [owner.work.get((int(device), int(tick))) for device, tick in cells]
+            right = [(turns[index[0]], index[1]) for index in np.ndindex(*ids.shape)]
+            alike = place and owner._ticks.shape == self._ticks.shape
+            if not alike or found != right:
                 raise NotProved("devices work on what was computed for other items")
-            pairs = zip(owner.items, self.items, strict=True)
+            pairs = zip((*owner.turns, *owner.items), (*self.turns, *self.items), strict=True)
             names = {old.label: new.label for old, new in pairs}
             return relabelled(owner.value(*where.source.number), names)
         value = owner
         if where.tick.max() >= 0:
             raise NotProved("a list has another element for each tick")
-        own = (where.device == own).all()
-        if len(devices) == 1 and own:
-            value = self._on(value, devices[0]) or value
-        apart = axis in value.labels and not (len(devices) > 1 and own)
+        devices = np.array(turns).reshape(-1, *[1] * (ids.ndim - 1)) % len(self.devices)
+        own = (where.device == devices).all()
+        if len(turns) == 1 and own:
+            value = self._on(value, int(devices.flat[0])) or value
+        apart = axis in value.labels and not (len(turns) > 1 and own)
         device = where.device if apart else np.zeros_like(where.device)
         if place and not apart:
             return value
         dim, device, _, index = _along(where._replace(device=device), shape, 2)
         n, size = where.source.shape[dim], shape[dim]
-        right = np.arange(self._length)[:, None] * size + np.arange(size)
-        if (device * n + index != right).any():
+        rows = np.arange(size)
+        right = np.arange(self._length)[:, None] * size + rows
+        if (
+            not apart
+            and (index == np.array(turns)[:, None, None] // len(self.devices) * size + rows).all()
+        ):
+            parts = self.turns
+        elif (device * n + index == right).all():
+            parts = self.items
+        else:
             raise NotProved("items are not parts in a row")
         if apart:
             value = gathered(value, dim, [(axis, len(self.devices))])
-        if value.shape[dim] != self._length * size:
+        if value.shape[dim] != size_of(parts) * size:
             raise NotProved("items are only a part of what there is")
-        return given_out(value, dim, self._axes)
+        return given_out(value, dim, _axes(parts))
 
     def _where(self, ids: np.ndarray) -> Where:
         """Where pieces come from.
@@ -347,10 +358,10 @@ class Ticks(Followed):
     def _at_end(self, x: Held, shape: tuple[int, ...]) -> Value:
         """What each device has after the last tick."""
         if not isinstance(x, Moved):
-            return self._counted(x[:, None], x.dtype, list(self.devices))
+            return self._counted(x[:, None], x.dtype)
         if not x.ids.any():
             return self._zero(shape)
-        if x.ids[0].size == 1 and (found := self._summed(x.ids.reshape(-1))):
+        if (found := self._summed(x.ids)) is not None:
             return found
         with contextlib.suppress(NotProved):
             if found := self._left(x.ids, shape, share=True):
@@ -363,29 +374,35 @@ class Ticks(Followed):
         return put_together(self.walk.terms, kept, Part(len(each), self.axis), dims)
 
     def _summed(self, ids: np.ndarray) -> Value | None:
-        """What is added up at each tick, to what there is before; None if it is not that."""
+        """What is added up at each tick, to what there is before; None if it is not that.
+
+        If items take several turns at a device, each turn has its own part of a dim.
+        """
+        dims, count = [d for d, n in enumerate(ids.shape[1:]) if n > 1], len(self.devices)
+        table, rounds = ids.reshape(count, -1), len(self._ticks) // count
+        dim, (size, rest) = dims[0] if dims else 0, divmod(table.shape[1], rounds)
+        if len(dims) > 1 or rest:
+            return None
+        places = {place: self.pieces[int(i)] for place, i in np.ndenumerate(table)}
         added: list[Value] = []
-        atoms = [self.pieces[int(i)] for i in ids]
-        for number in sorted({atom.source for each in atoms for atom in each}):
+        for number in sorted({atom.source for atoms in places.values() for atom in atoms}):
             source = self.pieces.sources[number]
-            each = [[atom for atom in of if atom.source == number] for of in atoms]
-            ticks = [[atom.tick for atom in of] for of in each]
-            flat = [(device, atom) for device, of in enumerate(each) for atom in of]
-            if any(
-                atom.device != device or max(atom.index, default=-1) >= 0 for device, atom in flat
-            ):
+            begins = isinstance(source.owner, Value)
+            if not begins and (source.owner is not self or source.number in self._carried):
                 return None
-            of_scan = source.owner is self and source.number[0] == self._scan
-            if source.owner is self and ticks == [sorted(map(int, of)) for of in self._ticks]:
-                if of_scan and source.number[1] < self._carries:
+            n = table.shape[1] if begins else size
+            for (device, row), atoms in places.items():
+                ticks = [-1] if begins else sorted(self._ticks[row // n * count + device])
+                at = [row % n if d in dims and m > 1 else -1 for d, m in enumerate(source.shape)]
+                right = [Atom(number, device, int(tick), tuple(at)) for tick in ticks]
+                if [atom for atom in atoms if atom.source == number] != right:
                     return None
-                value = self.value(*source.number)
-                value = total(self.walk.terms, value, dict(self._axes), dict(self._axes))
-            elif isinstance(source.owner, Value) and all(of == [-1] for of in ticks):
-                value = source.owner
-            else:
-                return None
-            added.append(value)
+            if begins:
+                added.append(source.owner)
+                continue
+            value, items = self.value(*source.number), dict(_axes(self.items))
+            value = total(self.walk.terms, value, items, items)
+            added.append(gathered(value, dim, _axes(self.turns)) if rounds > 1 else value)
         added, dims = together(added)
         return linear(self.walk.terms, [(1, value) for value in added], dims)
 
@@ -403,25 +420,30 @@ class Ticks(Followed):
             if share or not _in_place(where, shape, 1) or where.tick.max() >= 0:
                 return None
             return self._on(source.owner, int(where.device.flat[0]))
-        last = 0 if self._reverse else len(self.devices) - 1
+        last = 0 if self._reverse else len(self._ticks) - 1
         dim, device, tick, index = _along(where, shape, 1)
-        of_scan = source.owner is self and source.number[0] == self._scan
-        if not of_scan or source.number[1] >= self._carries or (device != last).any():
+        if source.owner is not self or source.number not in self._carried:
             return None
-        item = np.vectorize(lambda t: self.item.get((last, int(t)), -1))(tick)
+        cells = zip(device.flat, tick.flat, strict=True)
+        work = [self.work.get((int(d), int(t)), (-1, 0)) for d, t in cells]
+        item = np.array([item for _, item in work]).reshape(tick.shape)
         size, n = source.shape[dim], shape[dim]
         right = np.arange(len(ids))[:, None] * n + np.arange(n)
-        if (item < 0).any() or (item * size + index != right).any():
+        if any(turn != last for turn, _ in work) or (item * size + index != right).any():
             return None
         if right.size != self._length * size:
             return None
-        value = gathered(self._run()[source.number[1]], dim, self._axes)
+        value = gathered(self._run()[source.number[1]], dim, _axes(self.items))
         return given_out(value, dim, [(axis, len(self.devices))]) if share else value
+
+
+def _axes(parts: Parts) -> Axes:
+    return [(label, size) for size, label in parts if label is not None]
 
 
 def _parts(count: int, devices: int) -> Parts:
     """A dim of items: a part for the devices that may share them, and others of prime sizes."""
-    shared = count % devices == 0
+    shared = count % devices == 0 and devices > 1
     found, rest = ([devices], count // devices) if shared else ([], count)
     for prime in range(2, rest + 1):
         while rest % prime == 0:

@@ -21,6 +21,7 @@ from meshdsl.proof import (  # noqa: F401  (they fill the table)
 )
 from meshdsl.proof.lemmas import CALLS, LEMMAS, lemma
 from meshdsl.proof.moves import gathered, given_out
+from meshdsl.proof.passed import note, passed
 from meshdsl.proof.routes import Pieces
 from meshdsl.proof.terms import NotProved, Place, Terms
 from meshdsl.proof.values import Value, unchanging, whole
@@ -87,9 +88,15 @@ class Run:
         name = eqn.primitive.name
         if name in CALLS:
             return self.run(eqn.params[CALLS[name]], values)
+        moved = passed(self, eqn, values) if self.sizes else None
+        if moved is not None:
+            return moved
         found = LEMMAS.get(name)
         if found is not None:
-            return found(self, eqn, *values)
+            results = found(self, eqn, *values)
+            if self.sizes:
+                note(self, eqn, values, results)
+            return results
         if any(hasattr(x, "eqns") or hasattr(x, "jaxpr") for x in jax.tree.leaves(eqn.params)):
             raise NotProved(f"there is no lemma for `{name}`")
         return along.anything(self, eqn, *values)

@@ -8,7 +8,9 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+import meshdsl as md
 from meshdsl.train.stored_layout import find_layout
+from tests.helpers import only
 from tests.proof.common import proof as proof_of_step
 from tests.proof.common import same
 from tests.proof.simulated import evaluated
@@ -115,6 +117,7 @@ OF_GRADIENTS = {
     "of another device": {"by": 0},
     "something of each tick": {"added": 1.0},
 }
+PIPELINES = "pipeline", "pipeline-fsdp", "pipeline-tensor", "pipeline-rounds"
 SPECS = {results: P(), gradients: (P("a"), P())}
 
 
@@ -170,9 +173,54 @@ def test_what_each_tick_makes_is_not_the_same_on_all_devices():
     assert not found.proved
 
 
-@pytest.mark.parametrize("name", ["pipeline", "pipeline-fsdp", "pipeline-tensor"])
+def dealt(x, first=0, second=1, ring=((0, 1), (1, 0))):
+    """Rows 0 1 | 2 3 of two devices as 0 2 | 1 3."""
+    me = lax.axis_index("a")
+    own = jnp.where(me == 0, x[:1], x[1:])
+    come = lax.ppermute(jnp.where(me == first, x[1:], x[:1]), "a", ring)
+    return jnp.concatenate([jnp.where(me == 0, own, come), jnp.where(me == second, own, come)])
+
+
+@pytest.mark.parametrize(
+    ("mistake", "right"),
+    [
+        ({}, True),
+        ({"first": 1}, False),
+        ({"second": 0}, False),
+        ({"ring": ((0, 1),)}, False),
+        ({"ring": ((0, 0), (1, 1))}, False),
+    ],
+)
+def test_rows_that_are_passed_on_are_proved(mistake, right):
+    x = X[:4]
+    one = lambda x: jnp.swapaxes(x.reshape(2, 2, 5), 0, 1).reshape(4, 5)
+    many = mapped(partial(dealt, **mistake), (P("a"),), P("a"), {"a": 2})
+    assert proof(one, many, x).proved == right
+    assert same(evaluated(jax.make_jaxpr(many)(x), [x]), [one(x)]) == right
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("out", [[], ["batch -> stage"]])
+def test_a_pipeline_of_a_layout_is_proved(rounds, out):
+    layers, batch, d_model, d_ff = (
+        md.Dim(name, n) for name, n in (("layers", 4), ("batch", 8), ("d_model", 5), ("d_ff", 5))
+    )
+    w = md.normal(jax.random.key(0), (layers, d_model, d_ff), ins=d_model)
+    x = md.random.normal(jax.random.key(1), (batch, d_model))
+
+    def loss(w, x):
+        layer = lambda x, w: md.tanh(md.einsum(x, w, out=(batch, d_ff))).rename("d_ff", "d_model")
+        return md.mean(md.scan(lambda x, w: (layer(x, w), None), x, w, dim=layers)[0] ** 3)
+
+    rule = {"rule": "layers -> stage", "microbatches": {"batch": 4}, "rounds": rounds}
+    layout = md.Layout([rule, *out], mesh={"stage": 2})
+    assert md.verify(md.value_and_grad(loss), w, x, layout=layout).proved
+
+
+@pytest.mark.parametrize("name", only(["pipeline"], PIPELINES))
 def test_a_step_under_a_pipeline_is_proved(name):
-    found = proof_of_step(find_layout(name), "model.heads=8", "model.kv_heads=8", "batch=64")
+    settings = "model.layers=16", "model.heads=8", "model.kv_heads=8", "batch=64"
+    found = proof_of_step(find_layout(name), *settings)
     assert found.proved, found.doubt
 
 
