@@ -8,14 +8,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from meshdsl.proof import lookups
+from meshdsl.proof import alone, lookups
 from meshdsl.proof.lemmas import Walk, lemma
 from meshdsl.proof.sums import elementwise, is_zero, linear
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import Parts, Value, aligned, arguments_of, joined, unchanging
 
 # These move nothing and compute nothing: they say something to JAX or to a compiler.
-_SAME = (
+SAME = (
     *("copy", "copy_p", "device_put", "hidden_on_cpu", "layout_constraint", "mesh_cast", "name"),
     *("optimization_barrier", "pvary", "reshard", "sharding_constraint", "stop_gradient"),
 )
@@ -47,7 +47,7 @@ def together(values: Sequence[Value]) -> tuple[list[Value], tuple[Parts, ...]]:
     return full, tuple(joined(value.dims[d] for value in full) for d in ranks)
 
 
-@lemma(*_SAME)
+@lemma(*SAME)
 def _same(walk: Walk, eqn, *values: Value) -> Sequence[Value]:
     return values
 
@@ -70,7 +70,8 @@ def _each_element(walk: Walk, eqn, *given: Value) -> list[Value]:
             if number.term.op == "const":
                 return [linear(terms, [(number.term.params[1], other)], dims)]
     elif op == "select_n":
-        found = _chosen(values) or lookups.looked_up(terms, values, dims)
+        found = _chosen(values) or alone.chosen(terms, values, dims)
+        found = found or lookups.looked_up(terms, values, dims)
         if found is not None:
             return [found.at(dims)]
     elif op == "lt" and is_zero(values[1]) and _counts(values[0], eqn.invars[0].aval.dtype):

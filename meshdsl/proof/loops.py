@@ -13,7 +13,7 @@ from typing import NamedTuple
 from meshdsl.program.jaxpr import scan_counts
 from meshdsl.proof.elements import together
 from meshdsl.proof.lemmas import Walk, lemma
-from meshdsl.proof.sums import inwards, linear, summed_over, total
+from meshdsl.proof.sums import inwards, is_zero, linear, summed_over, total
 from meshdsl.proof.terms import NotProved, Term, Terms
 from meshdsl.proof.values import (
     Part,
@@ -60,7 +60,8 @@ class Carried:
 
     def __init__(self, walk: Walk, loop: Loop, first: Sequence[Value]):
         self._terms, self._loop, self._first = walk.terms, loop, list(first)
-        self._known: dict[int, Value] = {}  # those that are no variables
+        zeros = enumerate(first) if walk.zeros_stay else ()
+        self._known = {i: x for i, x in zeros if is_zero(x)}  # those that are no variables
         self._steps: dict[int, int] = {}  # of those that count rounds
         self._never: set[int] = set()  # those that seemed to be none
         self._like = [combined(walk.terms, "join", (), [value]) for value in first]
@@ -240,24 +241,29 @@ def _places(value: Value) -> Hashable:
     return tuple(tuple(map(of, parts)) for parts in value.parts), value.term.views[0]
 
 
-@lemma("scan")
-def _scan(walk: Walk, eqn, *values: Value) -> list[Value]:
+def looped(walk: Walk, eqn, values: Sequence[Value], around: Parts = ()) -> list[Value]:
+    """What a `scan` makes.
+
+    Args:
+      around: parts of the rounds, before those that the `scan` has itself. What is carried at first
+        does not have them.
+    """
     p = eqn.params
     consts, carries = scan_counts(p)
     first, lists = values[consts : consts + carries], values[consts + carries :]
     walk.depth += 1
     lists = aligned(lists, [[0] * len(lists)]) if lists else []
     parts = joined(x.dims[0] for x in lists) or (Part(p["length"], None),)
-    rounds = tuple(p if p.label is not None else Part(p.size, fresh()) for p in parts if p.size > 1)
+    own = tuple(p if p.label is not None else Part(p.size, fresh()) for p in parts if p.size > 1)
     each = [x.at(x.dims[1:]) for x in lists]
-    carried = Carried(walk, Loop(walk.depth, rounds, bool(p["reverse"])), first)
+    carried = Carried(walk, Loop(walk.depth, (*around, *own), bool(p["reverse"])), first)
 
     def body(variables: list[Value]) -> tuple[list[Value], list[Value]]:
         found = walk.run(p["jaxpr"], [*values[:consts], *variables, *each])
         return found[:carries], found[carries:]
 
-    others = carried.solve(body)
-    results = [*carried.last(), *map(carried.of_all_rounds, others)]
+    others = map(carried.of_all_rounds, carried.solve(body))
+    results = [*carried.last(), *(y.at([own, *y.dims[1:]]) for y in others)]
     walk.depth -= 1
     return results
 

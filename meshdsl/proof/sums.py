@@ -56,8 +56,8 @@ def elementwise(
     """An operation of each element, of values in which the same parts have the same labels."""
     if op in COMMUTATIVE:
         values = sorted(values, key=lambda value: value.term.number)
-    if op == "mul" or op in ADDITIVE:
-        for value in values:
+    if op in ("mul", "div") or op in ADDITIVE:
+        for value in values[:1] if op == "div" else values:
             if is_zero(value):
                 return value.at(dims)
     return made(terms, op, params, values, dims)

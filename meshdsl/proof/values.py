@@ -92,9 +92,10 @@ class Value:
 
     def same_as(self, other: Value) -> bool:
         """Whether both are the same array, element by element, on each device in each round."""
-        return self.term is other.term and self._places() == other._places()
+        return self.term is other.term and self.places == other.places
 
-    def _places(self) -> tuple[list, set]:
+    @property
+    def places(self) -> tuple[tuple, frozenset]:
         """Where the elements of the term are.
 
         Returns:
@@ -117,10 +118,10 @@ class Value:
                     runs[-1] = runs[-1][0] * part.size, (number, step)
                 else:
                     runs.append((part.size, (number, step)))
-            found.append(runs)
+            found.append(tuple(runs))
         local = labelled(part for dim in self.dims for part in dim)
         others = {(label, size, where[label]) for label, size in self.labels.items()}
-        return found, {other for other in others if other[0] not in local}
+        return tuple(found), frozenset(other for other in others if other[0] not in local)
 
 
 def _tidy(dim: Parts, labels: Collection[Label]) -> Parts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,26 +17,14 @@ from meshdsl.proof import (  # noqa: F401  (they fill the table)
     loops,
     places,
     reductions,
+    ticks,
 )
-from meshdsl.proof.lemmas import LEMMAS, lemma
+from meshdsl.proof.lemmas import CALLS, LEMMAS, lemma
 from meshdsl.proof.moves import gathered, given_out
+from meshdsl.proof.passed import note, passed
+from meshdsl.proof.routes import Pieces
 from meshdsl.proof.terms import NotProved, Place, Terms
 from meshdsl.proof.values import Value, unchanging, whole
-
-# Equations that run an inner program once, each with the parameter that has it.
-CALLS = {
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_lin": "jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "eval_jaxpr": "call_jaxpr",
-    "jit": "jaxpr",
-    "linear_call": "callee",
-    "pjit": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-}
 
 
 class Run:
@@ -45,13 +33,15 @@ class Run:
     Attributes:
       terms: those of this program, and of others that it is compared with.
       sizes: of the mesh axes; empty outside of a `shard_map`.
-      depth: how many loops are around what is looked at.
+      depth, pieces, zeros_stay: see `Walk`.
     """
 
     def __init__(self, terms: Terms):
         self.terms = terms
         self.sizes: Mapping[str, int] = {}
         self.depth = 0
+        self.pieces = Pieces()
+        self.zeros_stay = False
         self._place: Place | None = None
 
     def run(self, jaxpr: Any, args: Sequence[Value]) -> list[Value]:
@@ -68,56 +58,68 @@ class Run:
         jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
         known: dict[Any, Value] = dict(zip(jaxpr.invars, args, strict=True))
         for var, const in zip(jaxpr.constvars, consts, strict=True):
-            known[var] = self._constant(const, var.aval)
+            known[var] = self.constant(const, var.aval)
 
         def read(atom: Any) -> Value:
-            return self._constant(atom.val, atom.aval) if isinstance(atom, Literal) else known[atom]
+            return self.constant(atom.val, atom.aval) if isinstance(atom, Literal) else known[atom]
 
         for eqn in jaxpr.eqns:
-            outer, self._place = self._place, Place(eqn, self._place)
-            self.terms.place = self._place
-            try:
-                results = self._results(eqn, [read(atom) for atom in eqn.invars])
-            except NotProved as error:
-                error.place = error.place or self._place
-                raise
-            self._place = outer
+            values = [read(atom) for atom in eqn.invars]
+            results = self.step(eqn, lambda eqn=eqn, values=values: self.applied(eqn, values))
             known.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _results(self, eqn: Any, values: list[Value]) -> Sequence[Value]:
+    def step(self, eqn: Any, lemma: Callable[[], Sequence[Value]]) -> Sequence[Value]:
+        """What a lemma finds, which is that of an equation."""
+        outer, self._place = self._place, Place(eqn, self._place)
+        self.terms.place = self._place
+        try:
+            return lemma()
+        except NotProved as error:
+            error.place = error.place or self._place
+            raise
+        finally:
+            self._place = outer
+
+    def applied(self, eqn: Any, values: list[Value]) -> Sequence[Value]:
         if eqn.outvars and all(0 in getattr(var.aval, "shape", ()) for var in eqn.outvars):
             zero = self.terms.constant(0, "")
             return [Value(zero, (), unchanging(var.aval.shape)) for var in eqn.outvars]
         name = eqn.primitive.name
         if name in CALLS:
             return self.run(eqn.params[CALLS[name]], values)
+        moved = passed(self, eqn, values) if self.sizes else None
+        if moved is not None:
+            return moved
         found = LEMMAS.get(name)
         if found is not None:
-            return found(self, eqn, *values)
+            results = found(self, eqn, *values)
+            if self.sizes:
+                note(self, eqn, values, results)
+            return results
         if any(hasattr(x, "eqns") or hasattr(x, "jaxpr") for x in jax.tree.leaves(eqn.params)):
             raise NotProved(f"there is no lemma for `{name}`")
         return along.anything(self, eqn, *values)
 
     def argument(self, number: int, shape: tuple[int, ...]) -> Value:
         """What an argument of the program means: itself."""
-        return self._leaf("argument", (number,), shape)
+        return self.leaf("argument", (number,), shape)
 
-    def _leaf(self, op: str, params: tuple, shape: tuple[int, ...]) -> Value:
+    def leaf(self, op: str, params: tuple, shape: tuple[int, ...]) -> Value:
         if 0 in shape:
             return Value(self.terms.constant(0, ""), (), unchanging(shape))
         value = whole(self.terms.term(op, params, shape=tuple(n for n in shape if n != 1)))
         dims = iter(value.dims)
         return value.at(() if n == 1 else next(dims) for n in shape)
 
-    def _constant(self, x: Any, aval: Any) -> Value:
+    def constant(self, x: Any, aval: Any) -> Value:
         if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
             data = np.asarray(jax.random.key_data(x))
-            return self._leaf("array", (str(x.dtype), data.tobytes()), x.shape)
+            return self.leaf("array", (str(x.dtype), data.tobytes()), x.shape)
         x = np.asarray(x).astype(aval.dtype)
         if x.size and x.tobytes() == np.broadcast_to(x.ravel()[0], x.shape).tobytes():
             return Value(self.terms.constant(x.ravel()[0], x.dtype), (), unchanging(x.shape))
-        return self._leaf("array", (str(x.dtype), x.shape, x.tobytes()), x.shape)
+        return self.leaf("array", (str(x.dtype), x.shape, x.tobytes()), x.shape)
 
 
 @lemma("shard_map")

@@ -1,0 +1,245 @@
+"""Where what devices hold in a loop has come from, when they hand it on to each other.
+
+Round by round and device by device it is known what is chosen, moved and written where, as that
+depends on the numbers of the device and of the round alone. So what an array holds is followed
+without computing it: each of its elements, or of its rows, is a sum of *atoms*, each of which is an
+element of an array that the loop was given, or that a device has computed in a round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshdsl.proof.values import Label, Value, arguments_of
+
+
+class Source(NamedTuple):
+    """An array that elements come from.
+
+    Attributes:
+      owner: the loop in which it is computed; or what it means, if the loop was given it.
+      number: of the equation that computes it, and of the result; or of what the loop was given.
+      shape: of the array of a device, in a round.
+    """
+
+    owner: Any
+    number: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+class Atom(NamedTuple):
+    """An element of an array, or several in a row.
+
+    Attributes:
+      source: the array, by its place in `Pieces.sources`.
+      device, tick: where and when; a tick of -1 stands for all.
+      index: along each dim; -1 stands for all indices, or for the only one.
+    """
+
+    source: int
+    device: int
+    tick: int
+    index: tuple[int, ...]
+
+
+class Moved(NamedTuple):
+    """What each device has of an array.
+
+    Attributes:
+      ids: which piece, with a first dim of devices. A dim of size 1 has the whole dim as one piece.
+      shape: of the array of a device.
+    """
+
+    ids: np.ndarray
+    shape: tuple[int, ...]
+
+
+Held = Moved | np.ndarray  # numbers that are known, for each device
+
+
+class Pieces:
+    """All pieces of arrays, each of which is a sum of atoms; number 0 is the sum of none."""
+
+    def __init__(self):
+        self._all: list[tuple[Atom, ...]] = [()]
+        self._known: dict[tuple[Atom, ...], int] = {(): 0}
+        self.sources: list[Source] = []
+        self._places: dict[tuple, int] = {}
+        self._made: dict[tuple, tuple[Any, Sequence[Value], int]] = {}
+
+    def __getitem__(self, number: int) -> tuple[Atom, ...]:
+        return self._all[number]
+
+    def number(self, atoms: Iterable[Atom]) -> int:
+        key = tuple(sorted(atoms))
+        if key not in self._known:
+            self._known[key] = len(self._all)
+            self._all.append(key)
+        return self._known[key]
+
+    def source(self, owner: Any, number: tuple[int, ...], shape: tuple[int, ...]) -> int:
+        name = (owner.term, owner.places) if isinstance(owner, Value) else id(owner)
+        key = name, number
+        if key not in self._places:
+            self._places[key] = len(self.sources)
+            self.sources.append(Source(owner, number, shape))
+        return self._places[key]
+
+    def note(self, value: Value, made: tuple[Any, Sequence[Value], int]) -> None:
+        """Notes how a value was made: by an equation, of what, and as which of its results."""
+        self._made[value.term, value.places] = made
+
+    def made(self, value: Value) -> tuple[Any, Sequence[Value], int] | None:
+        """How a value was made, if that was noted."""
+        return self._made.get((value.term, value.places))
+
+    def of(self, source: int, devices: Sequence[int], tick: int) -> Moved:
+        """The whole of an array on each device."""
+        shape = self.sources[source].shape
+        atoms = [Atom(source, device, tick, (-1,) * len(shape)) for device in devices]
+        ids = np.array([self.number([atom]) for atom in atoms])
+        return Moved(ids.reshape(-1, *[1] * len(shape)), shape)
+
+    def each(self, x: Moved, dims: Iterable[int]) -> Moved:
+        """The same array with a piece for each index along some dims."""
+        ids = x.ids
+        for dim in dims:
+            n = x.shape[dim]
+            if ids.shape[dim + 1] == n:
+                continue
+            found, where = np.unique(ids, return_inverse=True)
+            at = lambda atom, i, d=dim: atom._replace(
+                index=(*atom.index[:d], i, *atom.index[d + 1 :])
+            )
+            rows = np.array(
+                [[self.number(at(atom, i) for atom in self[p]) for i in range(n)] for p in found]
+            )
+            ids = np.moveaxis(rows[where.reshape(ids.shape)], -1, dim + 1)[
+                (slice(None),) * (dim + 2) + (0,)
+            ]
+        return Moved(ids, x.shape)
+
+    def alike(self, *given: Moved) -> list[Moved]:
+        """Arrays of one shape that are cut into pieces alike."""
+        dims = range(len(given[0].shape))
+        cut = [d for d in dims if any(x.ids.shape[d + 1] != 1 for x in given)]
+        return [self.each(x, cut) for x in given]
+
+    def added(self, x: Moved, y: Moved) -> Moved:
+        x, y = self.alike(x, y)
+        pairs = np.stack(np.broadcast_arrays(x.ids, y.ids), -1)
+        found, where = np.unique(pairs.reshape(-1, 2), axis=0, return_inverse=True)
+        sums = np.array([self.number([*self[a], *self[b]]) for a, b in found])
+        return Moved(sums[where.reshape(pairs.shape[:-1])], x.shape)
+
+
+def zeros(devices: int, shape: tuple[int, ...]) -> Moved:
+    return Moved(np.zeros((devices, *[1] * len(shape)), int), shape)
+
+
+def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a - np.fmod(a, b)) // b
+
+
+# Of integers and truth values.
+_OF_NUMBERS: dict[str, Callable] = {
+    "abs": np.abs,
+    "add": np.add,
+    "and": np.bitwise_and,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    "div": _divided,
+    "eq": np.equal,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "integer_div": _divided,
+    "le": np.less_equal,
+    "lt": np.less,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "ne": np.not_equal,
+    "neg": np.negative,
+    "not": np.invert,
+    "or": np.bitwise_or,
+    "rem": np.fmod,
+    "select_n": lambda which, *cases: np.choose(which.astype(int), cases),
+    "sign": np.sign,
+    "sub": np.subtract,
+    "xor": np.bitwise_xor,
+}
+
+
+def computed(op: str, args: Sequence[np.ndarray]) -> np.ndarray | None:
+    """What an operation makes of numbers that are known; None if that is not known."""
+    by_zero = op in ("div", "integer_div", "rem") and (args[1] == 0).any()
+    if op not in _OF_NUMBERS or by_zero or (op == "select_n" and args[0].dtype != bool):
+        return None
+    return _OF_NUMBERS[op](*args)
+
+
+def is_number(aval: Any) -> bool:
+    return aval.shape == () and aval.dtype in (np.int32, np.bool_)
+
+
+def numbers(value: Value, places: Mapping[Label | None, int], rank: int) -> np.ndarray | None:
+    """The numbers that a value consists of, if they are known.
+
+    Args:
+      value: of a dtype of int32 or bool.
+      places: for each label that it may have, the dim of the result.
+      rank: of the result.
+    """
+    op, params = value.term.op, value.term.params
+    if not value.labels.keys() <= places.keys():
+        return None
+    if op == "const":
+        number = params[1]
+        return np.array(number).reshape([1] * rank) if isinstance(number, (bool, int)) else None
+    if op in ("iota", "array") and len(value.parts) == 1:
+        (parts,) = value.parts
+        found = np.arange(math.prod(part.size for part in parts))
+        if op == "array" and params[0] in ("int32", "bool"):
+            found = np.frombuffer(params[-1], params[0])
+        elif op == "array":
+            return None
+        if len(parts) != 1 or parts[0].label is None:
+            return None
+        at = places[parts[0].label]
+        return found.reshape([-1 if d == at else 1 for d in range(rank)])
+    args: list[Any] = [numbers(arg, places, rank) for arg in arguments_of(value)]
+    if not args or any(arg is None for arg in args):
+        return None
+    if op == "sum" and all(factor.denominator == 1 for factor in params[0]):
+        pairs = zip(params[0], args, strict=True)
+        found = np.asarray(sum(int(factor) * arg for factor, arg in pairs))
+    else:  # an operation on integers of another dtype has that among its parameters
+        found = computed(op, args) if params[:-2] in ((), ("int32",)) else None
+    return found if found is not None and np.abs(found.astype(int)).max() < 2**31 else None
+
+
+def exchanges(eqn: Any, axis: str) -> bool:
+    """Whether an equation, or one in its parameters, moves something along an axis."""
+
+    def names(x: Any) -> bool:
+        return x == axis if isinstance(x, str) else isinstance(x, tuple) and any(map(names, x))
+
+    def inside(x: Any) -> bool:
+        x = getattr(x, "jaxpr", x)
+        if isinstance(x, (tuple, list)):
+            return any(map(inside, x))
+        return any(exchanges(each, axis) for each in getattr(x, "eqns", ()))
+
+    params = eqn.params.values()
+    moves = eqn.primitive.name not in ("axis_index", "pvary")
+    return (moves and any(map(names, params))) or any(map(inside, params))
+
+
+def live(pieces: Pieces, ids: Iterable[np.ndarray], sources: Collection[int]) -> set:
+    """Where and when that is computed of which some pieces consist."""
+    found = {int(i) for each in ids for i in np.unique(each)}
+    atoms = (atom for i in found for atom in pieces[i])
+    return {(atom.device, atom.tick) for atom in atoms if atom.source in sources}

@@ -1,0 +1,511 @@
+"""Loops whose devices hand on what they carry: pipelines, as loops over devices.
+
+At each *tick* of such a loop a device runs a `scan` on what the device before has handed on to it
+at the tick before. On one *item*, which enters at the first device and leaves from the last one,
+all of these scans together are one, over the devices and then over the rounds of each. And items
+are a dim like any other: what one tick does for one of them, all ticks do for all.
+
+    tick       0 1 2 3          x[s + 1, i] = scan(x[s, i]) for each device s and each item i,
+    device 0   0 1 2 .          whatever the ticks at which that is computed
+    device 1   . 0 1 2
+
+Which device works on which item when, and what it takes from where, follows from numbers that are
+known. No schedule is taken for granted: the ticks are gone through (`followed`), and where the
+elements of each array come from is looked up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshdsl.program.jaxpr import scan_counts
+from meshdsl.proof.alone import on_device, put_together
+from meshdsl.proof.elements import together
+from meshdsl.proof.followed import Followed, Grid, unknown
+from meshdsl.proof.lemmas import CALLS, Walk, lemma
+from meshdsl.proof.loops import looped
+from meshdsl.proof.moves import Axes, gathered, given_out
+from meshdsl.proof.routes import Atom, Held, Moved, Source
+from meshdsl.proof.sums import linear, total
+from meshdsl.proof.terms import NotProved
+from meshdsl.proof.values import (
+    Part,
+    Parts,
+    Value,
+    fresh,
+    relabelled,
+    size_of,
+    unchanging,
+)
+
+Cell = tuple[int, int]  # a device, and a tick
+
+
+@lemma("scan")
+def _scan(walk: Walk, eqn, *values: Value) -> list[Value]:
+    axis = _handed_along(eqn.params["jaxpr"])
+    return looped(walk, eqn, values) if axis is None else Ticks(walk, eqn, values, axis).results()
+
+
+def _handed_along(jaxpr: Any) -> str | None:
+    """The axis along which a program hands something on, outside of its loops."""
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        name, axes = eqn.primitive.name, eqn.params.get("axis_name")
+        if name in CALLS and (found := _handed_along(eqn.params[CALLS[name]])):
+            return found
+        if name == "ppermute":
+            axes = axes if isinstance(axes, tuple) else (axes,)
+            return axes[0] if len(axes) == 1 else None
+    return None
+
+
+class Where(NamedTuple):
+    """Where elements come from, all of which are of one array; see `Atom`."""
+
+    source: Source
+    device: np.ndarray
+    tick: np.ndarray
+    index: np.ndarray  # with a last dim for the dims of the source
+
+
+class Ticks(Followed):
+    """A loop in which devices hand on what they carry, of which items are looked for.
+
+    Attributes:
+      items: the parts of the dim of the items.
+      turns: the parts of a dim of how often each item has come to the first device before.
+      work: on which item a device works at a tick, and at which of its turns; an item takes a turn
+        at each device, once or more often.
+
+    Raises:
+      NotProved: it is not as the text at the top of this file says.
+    """
+
+    def __init__(self, walk: Walk, eqn, values: Sequence[Value], axis: str):
+        super().__init__(walk, eqn, values, axis)
+        self._scan = self._handed_scan()
+        count = scan_counts(self.made[self._scan].eqn.params)[1]
+        self._carried = {(self._scan, i) for i in range(count)}
+        self._ticks, self._reverse = self._items()  # of each item, at each of its turns
+        self._length = self._ticks.shape[1]
+        self.items = _parts(self._length, len(self.devices))
+        self.turns = _parts(len(self._ticks) // len(self.devices), 1)
+        self.work = {
+            (turn % len(self.devices), int(tick)): (turn, item)
+            for turn, ticks in enumerate(self._ticks)
+            for item, tick in enumerate(ticks)
+        }
+        self._values: dict[int, Sequence[Value]] = {}
+
+    def results(self) -> list[Value]:
+        """What is carried after all ticks, and what else they make.
+
+        What has no other form is a value of which nothing is known.
+        """
+        found = []
+        for x, var in zip(self.last, self.eqn.outvars, strict=False):
+            try:
+                found.append(self._at_end(x, var.aval.shape))
+            except NotProved:
+                found.append(unknown(self.walk, var.aval.shape))
+        for held, var in zip(self.each, self.eqn.outvars[len(found) :], strict=True):
+            found.append(Grid(self.axis, held, var.aval.shape[1:]).value(self.walk))
+        return found
+
+    # Which scan, and which items.
+
+    def _handed_scan(self) -> int:
+        """The equation that computes what is handed on to itself."""
+        found = []
+        for number, (_, given) in enumerate(self.made):
+            ids = {int(i) for held in given.values() for x in held for i in _ids(x)}
+            own = {self._source(atom.source) for i in ids for atom in self.pieces[i]}
+            if number in own:
+                found.append(number)
+        if len(found) != 1 or self.made[found[0]].eqn.primitive.name != "scan":
+            raise NotProved("what devices hand on to each other is not what one loop makes")
+        return found[0]
+
+    def _source(self, number: int) -> int | None:
+        """The equation of this loop that computes an array."""
+        source = self.pieces.sources[number]
+        return source.number[0] if source.owner is self else None
+
+    def _before(self, cell: Cell) -> Cell | None:
+        """Where and when that is computed from which a device goes on; None for what enters."""
+        device, tick = cell
+        eqn, given = self.made[self._scan]
+        consts, carries = scan_counts(eqn.params)
+        found = set()
+        for j, x in enumerate(given[tick]):
+            carried = consts <= j < consts + carries
+            ids = x.ids[[device]] if isinstance(x, Moved) else np.zeros(0, int)
+            atoms = (atom for i in np.unique(ids) for atom in self.pieces[int(i)])
+            if all(self._source(atom.source) != self._scan for atom in atoms):
+                found.update([None] if carried else [])
+                continue
+            where = self._where(ids)
+            whole = carried and _in_place(where, where.source.shape, 1)
+            if not whole or where.source.number != (self._scan, j - consts):
+                raise NotProved("a loop goes on from something else than what was handed on to it")
+            found.add((int(where.device.flat[0]), int(where.tick.flat[0])))
+        if len(found) != 1:
+            raise NotProved("a loop goes on from what was computed in several places")
+        return found.pop()
+
+    def _items(self) -> tuple[np.ndarray, bool]:
+        """For each turn the tick at which each item takes it; and whether items go backwards.
+
+        Turns are in the order of the devices, round by round, also if items go backwards.
+
+        An item that no result of the loop depends on is none, and neither is one that does not come
+        to the last device.
+        """
+        left = {
+            (atom.device, atom.tick)
+            for x in self.last
+            for i in _ids(x)
+            for atom in self.pieces[int(i)]
+            if self._source(atom.source) == self._scan
+        }
+        before: dict[Cell, Cell | None] = {}
+        while left:
+            cell = left.pop()
+            before[cell] = self._before(cell)
+            if before[cell] is not None and before[cell] not in before:
+                left.add(before[cell])
+        after = {place: cell for cell, place in before.items() if place is not None}
+        chains = []
+        for cell in (cell for cell, place in before.items() if place is None):
+            chain = [cell]
+            while chain[-1] in after:
+                chain.append(after[chain[-1]])
+            chains.append(chain)
+        length = max(map(len, chains), default=0)
+        chains = [chain for chain in chains if len(chain) == length]
+        orders = {tuple(device for device, _ in chain) for chain in chains}
+        forward = tuple(self.devices) * (length // len(self.devices))
+        back = tuple(reversed(forward))
+        if not length or orders not in ({forward}, {back}):
+            raise NotProved("devices do not work on items in their order")
+        chains.sort(key=lambda chain: self._enters_from(chain[0]))
+        step = 1 if orders == {forward} else -1
+        return np.array([[tick for _, tick in chain[::step]] for chain in chains]).T, step < 0
+
+    def _enters_from(self, cell: Cell) -> tuple:
+        """A number by which items are sorted: that of the place that they come from."""
+        eqn, given = self.made[self._scan]
+        first = given[cell[1]][scan_counts(eqn.params)[0]]
+        atoms = self.pieces[int(first.ids[cell[0]].flat[0])] if isinstance(first, Moved) else ()
+        return *((atom.device, atom.index) for atom in atoms), cell
+
+    # What that means.
+
+    def value(self, number: int, i: int) -> Value:
+        """A result of an equation, on each device for each item.
+
+        Raises:
+          NotProved: it is what the scan carries on, which is known only from the last device.
+        """
+        eqn = self.made[number].eqn
+        if number != self._scan:
+            if number not in self._values:
+                values = [self._given(number, j) for j in range(len(eqn.invars))]
+                self._values[number] = self.walk.step(eqn, lambda: self.walk.applied(eqn, values))
+        elif (number, i) in self._carried:
+            raise NotProved("what a device hands on is used in another way too")
+        else:
+            self._run()
+        return self._values[number][i]
+
+    def _run(self) -> Sequence[Value]:
+        """The results of the scan over all devices."""
+        eqn, number = self.made[self._scan].eqn, self._scan
+        if number not in self._values:
+            consts, carries = scan_counts(eqn.params)
+            carried = range(consts, consts + carries)
+            values = [self._given(number, j, j in carried) for j in range(len(eqn.invars))]
+            if bool(eqn.params["reverse"]) != self._reverse:
+                raise NotProved("the rounds of a loop are in the reverse order of its devices")
+            if any(self.axis in values[j].labels for j in carried):
+                raise NotProved("what enters at the first device depends on others")
+            around = (*self.turns, Part(len(self.devices), self.axis))
+            self._values[number] = self.walk.step(
+                eqn, lambda: looped(self.walk, eqn, values, around)
+            )
+        return self._values[number]
+
+    def _given(self, number: int, j: int, enters: bool = False) -> Value:
+        """An operand of an equation, for each item; where it enters, or on each device."""
+        eqn, given = self.made[number]
+        first = len(self._ticks) - 1 if self._reverse else 0
+        turns = [first] if enters else list(range(len(self._ticks)))
+        each = [[given[int(tick)][j] for tick in self._ticks[turn]] for turn in turns]
+        devices = [turn % len(self.devices) for turn in turns]
+        moved = [x for row in each for x in row if isinstance(x, Moved)]
+        if not moved:
+            table = np.array([[x[d] for x in row] for d, row in zip(devices, each, strict=True)])
+            return self._counted(table, eqn.invars[j].aval.dtype)
+        if len(moved) < len(turns) * self._length:
+            raise NotProved("an operand is known at some ticks alone")
+        places = np.repeat(devices, self._length)
+        ids = [x.ids[d] for x, d in zip(self.pieces.alike(*moved), places, strict=True)]
+        table = np.array(ids).reshape(len(turns), self._length, *ids[0].shape)
+        return self._assembled(table, moved[0].shape, turns)
+
+    def _counted(self, table: np.ndarray, dtype: Any) -> Value:
+        """Numbers that are known, at each turn of each item."""
+        terms, begin = self.walk.terms, table.flat[0]
+        first = Value(terms.constant(begin, dtype), (), ())
+        if (table == begin).all():
+            return first
+        dims = (*self.turns, Part(len(self.devices), self.axis)), self.items
+        if table.dtype == bool or table.size != size_of(dims[0]) * size_of(dims[1]):
+            raise NotProved("numbers do not count turns and items")
+        table = table.astype(int) - int(begin)
+        shape = size_of(self.turns), len(self.devices), self._length
+        table, pairs, counted = table.reshape(shape), [(1, first)], 0
+        for dim, parts in enumerate((self.turns, dims[0][-1:], self.items)):
+            if shape[dim] > 1:
+                step = int(np.moveaxis(table, dim, 0)[1].flat[0])
+                places = [-1 if d == dim else 1 for d in range(3)]
+                counted = counted + step * np.arange(shape[dim]).reshape(places)
+                pairs.append((step, Value(terms.iota(shape[dim]), (parts,), ())))
+        if (table != counted).any():
+            raise NotProved("numbers do not count turns and items")
+        return linear(terms, pairs, ())
+
+    def _assembled(self, ids: np.ndarray, shape: tuple[int, ...], turns: Sequence[int]) -> Value:
+        """What pieces are together, which are those of each turn for each item."""
+        if not ids.any():
+            return self._zero(shape)
+        where = self._where(ids)
+        owner, axis = where.source.owner, self.axis
+        place = _in_place(where, shape, 2)
+        if isinstance(owner, Ticks):
+            cells = zip(where.device.flat, where.tick.flat, strict=True)
+            found = [owner.work.get((int(device), int(tick))) for device, tick in cells]
+            right = [(turns[index[0]], index[1]) for index in np.ndindex(*ids.shape)]
+            alike = place and owner._ticks.shape == self._ticks.shape
+            if not alike or found != right:
+                raise NotProved("devices work on what was computed for other items")
+            pairs = zip((*owner.turns, *owner.items), (*self.turns, *self.items), strict=True)
+            names = {old.label: new.label for old, new in pairs}
+            return relabelled(owner.value(*where.source.number), names)
+        value = owner
+        if where.tick.max() >= 0:
+            raise NotProved("a list has another element for each tick")
+        devices = np.array(turns).reshape(-1, *[1] * (ids.ndim - 1)) % len(self.devices)
+        own = (where.device == devices).all()
+        if len(turns) == 1 and own:
+            value = self._on(value, int(devices.flat[0])) or value
+        apart = axis in value.labels and not (len(turns) > 1 and own)
+        device = where.device if apart else np.zeros_like(where.device)
+        if place and not apart:
+            return value
+        dim, device, _, index = _along(where._replace(device=device), shape, 2)
+        n, size = where.source.shape[dim], shape[dim]
+        rows = np.arange(size)
+        right = np.arange(self._length)[:, None] * size + rows
+        if (
+            not apart
+            and (index == np.array(turns)[:, None, None] // len(self.devices) * size + rows).all()
+        ):
+            parts = self.turns
+        elif (device * n + index == right).all():
+            parts = self.items
+        else:
+            raise NotProved("items are not parts in a row")
+        if apart:
+            value = gathered(value, dim, [(axis, len(self.devices))])
+        if value.shape[dim] != size_of(parts) * size:
+            raise NotProved("items are only a part of what there is")
+        return given_out(value, dim, _axes(parts))
+
+    def _where(self, ids: np.ndarray) -> Where:
+        """Where pieces come from.
+
+        Raises:
+          NotProved: they come from several arrays, or some are sums.
+        """
+        found, places = np.unique(ids, return_inverse=True)
+        atoms = [self.pieces[int(i)] for i in found]
+        sources = {atom.source for each in atoms for atom in each}
+        if len(sources) != 1 or any(len(each) != 1 for each in atoms):
+            raise NotProved("what is computed is put together from several arrays")
+        one = [atom for (atom,) in atoms]
+        of = lambda table: np.array(table)[places.reshape(ids.shape)]
+        return Where(
+            self.pieces.sources[sources.pop()],
+            of([atom.device for atom in one]),
+            of([atom.tick for atom in one]),
+            of([atom.index for atom in one]),
+        )
+
+    def _on(self, value: Value, device: int) -> Value | None:
+        """What a device has."""
+        return on_device(self.walk.terms, value, Part(len(self.devices), self.axis), device)
+
+    def _zero(self, shape: tuple[int, ...]) -> Value:
+        return Value(self.walk.terms.constant(0, ""), (), unchanging(shape))
+
+    # What is there at the end.
+
+    def _at_end(self, x: Held, shape: tuple[int, ...]) -> Value:
+        """What each device has after the last tick."""
+        if not isinstance(x, Moved):
+            return self._counted(x[:, None], x.dtype)
+        if not x.ids.any():
+            return self._zero(shape)
+        if (found := self._summed(x.ids)) is not None:
+            return found
+        with contextlib.suppress(NotProved):
+            if found := self._left(x.ids, shape, share=True):
+                return found
+        each = [self._left(x.ids[[device]], shape, share=False) for device in self.devices]
+        kept = [value for value in each if value is not None]
+        if len(kept) < len(each):
+            raise NotProved("what is left at the end has no other form")
+        kept, dims = together(kept)
+        return put_together(self.walk.terms, kept, Part(len(each), self.axis), dims)
+
+    def _summed(self, ids: np.ndarray) -> Value | None:
+        """What is added up at each tick, to what there is before; None if it is not that.
+
+        If items take several turns at a device, each turn has its own part of a dim.
+        """
+        dims, count = [d for d, n in enumerate(ids.shape[1:]) if n > 1], len(self.devices)
+        table, rounds = ids.reshape(count, -1), len(self._ticks) // count
+        dim, (size, rest) = dims[0] if dims else 0, divmod(table.shape[1], rounds)
+        if len(dims) > 1 or rest:
+            return None
+        places = {place: self.pieces[int(i)] for place, i in np.ndenumerate(table)}
+        added: list[Value] = []
+        for number in sorted({atom.source for atoms in places.values() for atom in atoms}):
+            source = self.pieces.sources[number]
+            begins = isinstance(source.owner, Value)
+            if not begins and (source.owner is not self or source.number in self._carried):
+                return None
+            n = table.shape[1] if begins else size
+            for (device, row), atoms in places.items():
+                ticks = [-1] if begins else sorted(self._ticks[row // n * count + device])
+                at = [row % n if d in dims and m > 1 else -1 for d, m in enumerate(source.shape)]
+                right = [Atom(number, device, int(tick), tuple(at)) for tick in ticks]
+                if [atom for atom in atoms if atom.source == number] != right:
+                    return None
+            if begins:
+                added.append(source.owner)
+                continue
+            value, items = self.value(*source.number), dict(_axes(self.items))
+            value = total(self.walk.terms, value, items, items)
+            added.append(gathered(value, dim, _axes(self.turns)) if rounds > 1 else value)
+        added, dims = together(added)
+        return linear(self.walk.terms, [(1, value) for value in added], dims)
+
+    def _left(self, ids: np.ndarray, shape: tuple[int, ...], share: bool) -> Value | None:
+        """What has left the last device, item by item in a row; None if it is not that.
+
+        Args:
+          share: whether each device has its part of it; otherwise each has all.
+        """
+        if not ids.any():
+            return self._zero(shape)
+        where = self._where(ids)
+        source, axis = where.source, self.axis
+        if isinstance(source.owner, Value):
+            if share or not _in_place(where, shape, 1) or where.tick.max() >= 0:
+                return None
+            return self._on(source.owner, int(where.device.flat[0]))
+        last = 0 if self._reverse else len(self._ticks) - 1
+        dim, device, tick, index = _along(where, shape, 1)
+        if source.owner is not self or source.number not in self._carried:
+            return None
+        cells = zip(device.flat, tick.flat, strict=True)
+        work = [self.work.get((int(d), int(t)), (-1, 0)) for d, t in cells]
+        item = np.array([item for _, item in work]).reshape(tick.shape)
+        size, n = source.shape[dim], shape[dim]
+        right = np.arange(len(ids))[:, None] * n + np.arange(n)
+        if any(turn != last for turn, _ in work) or (item * size + index != right).any():
+            return None
+        if right.size != self._length * size:
+            return None
+        value = gathered(self._run()[source.number[1]], dim, _axes(self.items))
+        return given_out(value, dim, [(axis, len(self.devices))]) if share else value
+
+
+def _axes(parts: Parts) -> Axes:
+    return [(label, size) for size, label in parts if label is not None]
+
+
+def _parts(count: int, devices: int) -> Parts:
+    """A dim of items: a part for the devices that may share them, and others of prime sizes."""
+    shared = count % devices == 0 and devices > 1
+    found, rest = ([devices], count // devices) if shared else ([], count)
+    for prime in range(2, rest + 1):
+        while rest % prime == 0:
+            found.append(prime)
+            rest //= prime
+    return tuple(Part(size, fresh()) for size in found)
+
+
+def _ids(x: Held) -> Iterable[int]:
+    return np.unique(x.ids) if isinstance(x, Moved) else ()
+
+
+def _same(index: np.ndarray, n: int, dim: int) -> bool:
+    """Whether elements along a dim have the index there that they had."""
+    right = np.arange(n).reshape([-1 if d == dim else 1 for d in range(index.ndim)])
+    return bool((index < 0).all()) or (index.shape[dim] == n and bool((index == right).all()))
+
+
+def _in_place(where: Where, shape: tuple[int, ...], lead: int) -> bool:
+    """Whether pieces are whole arrays, as they were.
+
+    Args:
+      lead: how many dims there are before those of the array.
+    """
+    each = range(len(shape))
+    alike = all(
+        (
+            x == x.reshape(*x.shape[:lead], -1)[..., :1].reshape(*x.shape[:lead], *[1] * len(shape))
+        ).all()
+        for x in (where.device, where.tick)
+    )
+    same = all(_same(where.index[..., d], shape[d], lead + d) for d in each)
+    return alike and same and where.source.shape == shape
+
+
+def _along(
+    where: Where, shape: tuple[int, ...], lead: int
+) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
+    """The one dim along which pieces are parts of other arrays in a row.
+
+    Returns:
+      The dim; and for each of its elements the device, the tick, and the index.
+    """
+    source, ranks = where.source.shape, range(len(shape))
+    moved = [
+        d
+        for d in ranks
+        if source[d] != shape[d] or not _same(where.index[..., d], shape[d], lead + d)
+    ]
+    if len(moved) > 1 or not shape:
+        raise NotProved("elements have moved along several dims")
+    dim = moved[0] if moved else 0
+    found = []
+    for x in (where.device, where.tick, where.index[..., dim]):
+        x = np.moveaxis(x, lead + dim, lead)
+        x = x.reshape(*x.shape[: lead + 1], -1)
+        if (x != x[..., :1]).any():
+            raise NotProved("elements have moved along several dims")
+        x = np.maximum(x[..., 0], 0)
+        if x.shape[lead] not in (1, shape[dim]):
+            raise NotProved("elements have moved along several dims")
+        found.append(np.broadcast_to(x, (*x.shape[:lead], shape[dim])))
+    if where.index.shape[lead + dim] == 1 < shape[dim]:
+        found[2] = found[2] + np.arange(shape[dim])
+    return dim, *found
