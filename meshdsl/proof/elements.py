@@ -10,6 +10,7 @@ import numpy as np
 
 from meshdsl.proof import lookups
 from meshdsl.proof.lemmas import Walk, lemma
+from meshdsl.proof.products import factors, product
 from meshdsl.proof.sums import elementwise, is_zero, linear
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import Parts, Value, aligned, arguments_of, joined, unchanging
@@ -78,6 +79,8 @@ def _each_element(walk: Walk, eqn, *given: Value) -> list[Value]:
     if integers and op not in ("mul", "select_n"):  # what it computes depends on signs and widths
         params = (*params, str(eqn.invars[-1].aval.dtype))
         op = "integer_div" if op == "div" else op
+        if op == "eq" and (same := lookups.same_number(terms, params, values)):
+            return [same.at(dims)]
     if len(eqn.outvars) == 1:
         return [elementwise(terms, op, params, values, dims)]
     count = range(len(eqn.outvars))
@@ -144,6 +147,10 @@ def converted(walk: Walk, x: Value, old: np.dtype, new: np.dtype) -> Value:
             return Value(terms.constant(value.astype(new), new), (), ()).at(x.dims)
     if _is_integer(old) and _is_integer(new) and _counts(x, old) and _counts(x, new):
         return x
+    whole = factors(x)
+    if not whole.plain:  # a cast keeps what a number is times, up to rounding
+        factor = whole.factor or Value(terms.constant(1.0, old), (), ())
+        return product(terms, whole._replace(factor=converted(walk, factor, old, new))).at(x.dims)
     both = jnp.issubdtype(old, np.inexact) and jnp.issubdtype(new, np.inexact)
     if both and (old.kind != "c" or new.kind == "c"):
         return elementwise(terms, "cast", (str(old), str(new)), [x], x.dims)

@@ -7,10 +7,11 @@ It is a *variable* along the rounds: a name, which the term of a result defines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from meshdsl.program.jaxpr import scan_counts
+from meshdsl.proof.branches import by_case, times_exp
 from meshdsl.proof.elements import together
 from meshdsl.proof.lemmas import Walk, lemma
 from meshdsl.proof.sums import inwards, linear, summed_over, total
@@ -155,7 +156,7 @@ class Carried:
         """What a round adds to what is carried, if that is all that it does with it."""
         if after.term.op != "sum" or i in self._known:
             return None
-        (name,) = before.term.free
+        (name,) = self._before[i].term.free
         factors: tuple = after.term.params[0]
         pairs = list(zip(factors, arguments_of(after), strict=True))
         mine = [pair for pair in pairs if name in pair[1].term.free]
@@ -213,13 +214,37 @@ class Carried:
             elif i in self._known:
                 found.append(self._counted(i))
             elif added is not None:
-                rounds = self.of_all_rounds(added)
-                each = summed_over(self._terms, rounds, rounds.dims[0], rounds.dims[1:])
-                values, dims = together([first, each])
-                found.append(linear(self._terms, [(1, value) for value in values], dims))
+                found.append(self._all_added(first, added))
             else:
-                found.append(self.closed("last", self._definition(i)))
+                last = self.closed("last", self._definition(i))
+                found.append(next(self._scaled(i), last))
         return found
+
+    def _all_added(self, first: Value, added: Value) -> Value:
+        """What is carried at first, and what all rounds add to it."""
+        rounds = self.of_all_rounds(added)
+        each = summed_over(self._terms, rounds, rounds.dims[0], rounds.dims[1:])
+        values, dims = together([first, each])
+        return linear(self._terms, [(1, value) for value in values], dims)
+
+    def _scaled(self, i: int) -> Iterator[Value]:
+        """What is carried in the end, if a round only adds to it once it is scaled.
+
+        With what else is carried as a power: if `x * exp(m)` is after each round what it was before
+        and something more, it is the sum of that in the end, and `x` is the sum times `exp(-m)`.
+        """
+        shapes = [value.shape for value in self._first]
+        for j, shape in enumerate(shapes):
+            if j == i or j in self._known or shapes[i][: len(shape)] != shape:
+                continue
+            first, before, after = (
+                times_exp(self._terms, values[i], values[j], 1)
+                for values in (self._first, self._before, self._after)
+            )
+            added = self._added(i, before, after)
+            if added is not None:
+                last = self.closed("last", self._definition(j))
+                yield times_exp(self._terms, self._all_added(first, added), last, -1)
 
     def _counted(self, i: int) -> Value:
         """A number that counts rounds, after the last one."""
@@ -282,8 +307,11 @@ def _cond(walk: Walk, eqn, which: Value, *args: Value) -> list[Value]:
     ]
     found = []
     for cases in zip(*branches, strict=True):
-        same = all(case.same_as(cases[0]) for case in cases)
-        found.append(cases[0] if same else combined(walk.terms, "cond", (), [which, *cases]))
+        if all(case.same_as(cases[0]) for case in cases):
+            found.append(cases[0])
+        else:
+            values, dims = together([which, *cases])
+            found.append(by_case(walk.terms, values[0], values[1:]).at(dims))
     return found
 
 

@@ -123,6 +123,11 @@ class Value:
         return found, {other for other in others if other[0] not in local}
 
 
+def alike(a: Value, b: Value) -> bool:
+    """Whether both are the same elements of the same term, wherever they are in local arrays."""
+    return a.term is b.term and a.parts == b.parts
+
+
 def _tidy(dim: Parts, labels: Collection[Label]) -> Parts:
     """A local dim without parts of size 1; neighbours along which nothing changes are one part."""
     found: list[Part] = []

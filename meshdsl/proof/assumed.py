@@ -1,0 +1,68 @@
+"""What a value is where something is known: terms are made again with parts of them replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshdsl.proof.sums import elementwise, linear, total
+from meshdsl.proof.terms import Term, Terms
+from meshdsl.proof.values import Value, alike, arguments_of, labelled, lacking
+
+# Operations through which it goes: of each element, and along which no order matters.
+_EACH = {"and", "cast", "div", "exp", "gt", "log", "max", "min", "mul", "over", "select_n"}
+_THROUGH = {*_EACH, "sum", "reduce_sum"}
+
+
+def given(terms: Terms, value: Value, which: Value, truth: bool) -> Value:
+    """`value` where a condition is known to be true, or to be false."""
+    known = Value(terms.constant(truth, bool), (), ())
+    this = lambda v: known if alike(v, which) else None
+    return replaced(terms, value, lambda term: term is which.term, this)
+
+
+def replaced(
+    terms: Terms,
+    value: Value,
+    wanted: Callable[[Term], bool],
+    replace: Callable[[Value], Value | None],
+) -> Value:
+    """`value` with other values for some of those that it is made of.
+
+    What lies behind any operation but those of `_THROUGH` stays as it is.
+
+    Args:
+      wanted: says of a term whether values of it may be replaced.
+      replace: gets a value of such a term. None: it stays.
+    """
+    have: dict[Term, bool] = {}
+
+    def has(term: Term) -> bool:
+        if term not in have:
+            have[term] = wanted(term) or (term.op in _THROUGH and any(map(has, term.args)))
+        return have[term]
+
+    def of(value: Value) -> Value:
+        if not has(value.term):
+            return value
+        found = replace(value) if wanted(value.term) else None
+        if found is not None:
+            return found.at(value.dims)
+        if value.term.op not in _THROUGH:
+            return value
+        args = arguments_of(value)
+        return again(terms, value, args, [of(arg) for arg in args])
+
+    return of(value)
+
+
+def again(terms: Terms, value: Value, old: list[Value], new: list[Value]) -> Value:
+    """The operation of `value` on other arguments than those that it has."""
+    op, params = value.term.op, value.term.params
+    if all(a is b for a, b in zip(old, new, strict=True)):
+        return value
+    if op == "sum":
+        return linear(terms, zip(params[0], new, strict=True), value.dims)
+    if op == "reduce_sum":
+        lost = labelled(lacking(old[0], value))
+        return total(terms, new[0], lost, lost, value.dims)
+    return elementwise(terms, op, params[:-2], new, value.dims)
