@@ -9,8 +9,8 @@ from meshdsl.proof.terms import Term, Terms
 from meshdsl.proof.values import Value, alike, arguments_of, labelled, lacking
 
 # Operations through which it goes: of each element, and along which no order matters.
-_EACH = {"and", "cast", "div", "exp", "gt", "log", "max", "min", "mul", "over", "select_n"}
-_THROUGH = {*_EACH, "sum", "reduce_sum"}
+_EACH = {"and", "cast", "div", "exp", "gt", "log", "mul", "over", "select_n"}
+THROUGH = {*_EACH, "sum", "reduce_sum"}
 
 
 def given(terms: Terms, value: Value, which: Value, truth: bool) -> Value:
@@ -28,7 +28,7 @@ def replaced(
 ) -> Value:
     """`value` with other values for some of those that it is made of.
 
-    What lies behind any operation but those of `_THROUGH` stays as it is.
+    What lies behind any operation but those of `THROUGH` stays as it is.
 
     Args:
       wanted: says of a term whether values of it may be replaced.
@@ -38,7 +38,7 @@ def replaced(
 
     def has(term: Term) -> bool:
         if term not in have:
-            have[term] = wanted(term) or (term.op in _THROUGH and any(map(has, term.args)))
+            have[term] = wanted(term) or (term.op in THROUGH and any(map(has, term.args)))
         return have[term]
 
     def of(value: Value) -> Value:
@@ -47,10 +47,12 @@ def replaced(
         found = replace(value) if wanted(value.term) else None
         if found is not None:
             return found.at(value.dims)
-        if value.term.op not in _THROUGH:
+        if value.term.op not in THROUGH:
             return value
         args = arguments_of(value)
-        return again(terms, value, args, [of(arg) for arg in args])
+        new = [of(arg) for arg in args]
+        changed = any(a is not b for a, b in zip(args, new, strict=True))
+        return again(terms, value, args, new) if changed else value
 
     return of(value)
 
@@ -58,8 +60,6 @@ def replaced(
 def again(terms: Terms, value: Value, old: list[Value], new: list[Value]) -> Value:
     """The operation of `value` on other arguments than those that it has."""
     op, params = value.term.op, value.term.params
-    if all(a is b for a, b in zip(old, new, strict=True)):
-        return value
     if op == "sum":
         return linear(terms, zip(params[0], new, strict=True), value.dims)
     if op == "reduce_sum":

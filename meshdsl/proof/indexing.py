@@ -47,10 +47,15 @@ def _split(walk: Walk, eqn, x: Value) -> list[Value]:
 
 @lemma("unstack")
 def _unstack(walk: Walk, eqn, x: Value) -> list[Value]:
-    dim, whole = eqn.params["axis"], [(0, n, 1) for n in x.shape]
-    each = ([*whole[:dim], (i, i + 1, 1), *whole[dim + 1 :]] for i in range(x.shape[dim]))
-    found = [sliced(walk, x, ranges) for ranges in each]
-    return [x.at(parts for d, parts in enumerate(x.dims) if d != dim) for x in found]
+    dim = eqn.params["axis"]
+    return [indexed(walk, x, i, dim) for i in range(x.shape[dim])]
+
+
+def indexed(walk: Walk, x: Value, i: int, dim: int = 0) -> Value:
+    """What is at an index of a dim."""
+    ranges = [(i, i + 1, 1) if d == dim else (0, n, 1) for d, n in enumerate(x.shape)]
+    found = sliced(walk, x, ranges)
+    return found.at(parts for d, parts in enumerate(found.dims) if d != dim)
 
 
 def sliced(walk: Walk, x: Value, ranges: Sequence[tuple[int, int, int]]) -> Value:
@@ -104,6 +109,8 @@ def _of_range(terms: Terms, x: Value, run: Parts, start: int, limit: int):
     one = limit - start == 1
     if x.labels.keys().isdisjoint(part.label for part in run):
         return (x, ()) if one else None
+    if x.term.op == "iota" and one and run == x.parts[0]:
+        return Value(terms.constant(start, "int32"), (), ()), ()
     args, along = opened(x)
     if x.term.op == "sum" and one:
         found = [_of_range(terms, arg, run, start, limit) for arg in args]

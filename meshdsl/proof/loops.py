@@ -13,10 +13,14 @@ from typing import NamedTuple
 from meshdsl.program.jaxpr import scan_counts
 from meshdsl.proof.branches import by_case, times_exp
 from meshdsl.proof.elements import together
+from meshdsl.proof.indexing import indexed
 from meshdsl.proof.lemmas import Walk, lemma
+from meshdsl.proof.rings import settled
 from meshdsl.proof.sums import inwards, linear, summed_over, total
 from meshdsl.proof.terms import NotProved, Term, Terms
 from meshdsl.proof.values import (
+    Label,
+    Moved,
     Part,
     Parts,
     Value,
@@ -29,6 +33,7 @@ from meshdsl.proof.values import (
     size_of,
 )
 
+_FEW = 64  # a loop has no more rounds if they are looked at one by one
 _TRIES = 8  # what a loop carries has the same parts before and after a round by then
 
 
@@ -86,17 +91,25 @@ class Carried:
             found.append(Value(term, parts, like.dims))
         return found
 
-    def solve(self, body: Callable[[list[Value]], tuple[list[Value], list[Value]]]) -> list[Value]:
+    def solve(
+        self, body: Callable[[list[Value]], tuple[list[Value], list[Value]]]
+    ) -> list[Value] | None:
         """What else a round makes, once the parts of what is carried are the same before and after.
 
         What no round changes, and what counts rounds, is no variable.
 
         Args:
           body: what a round makes of what it is given: what it carries on, and what else it makes.
+
+        Returns:
+          What else. None, if a round sends on what it is given, so that it is another part then.
         """
         for _ in range(_TRIES):
             self._before = self._variables()
             self._after, others = body(self._before)
+            pairs = zip(self._before, self._after, strict=True)
+            if any(_moved(after) - _moved(before) for before, after in pairs):
+                return None
             settled = True
             for i, (before, after) in enumerate(zip(self._before, self._after, strict=True)):
                 if i in self._known:
@@ -253,6 +266,10 @@ class Carried:
         return linear(self._terms, [(1, self._first[i]), (rounds, step)], ())
 
 
+def _moved(value: Value) -> set[Label]:
+    return {label for label in value.labels if isinstance(label, Moved)}
+
+
 def _places(value: Value) -> Hashable:
     """Where the parts of a value are: in which dims of the local array, and over which axes."""
     where = {
@@ -270,6 +287,7 @@ def _scan(walk: Walk, eqn, *values: Value) -> list[Value]:
     p = eqn.params
     consts, carries = scan_counts(p)
     first, lists = values[consts : consts + carries], values[consts + carries :]
+    given = [*lists]
     walk.depth += 1
     lists = aligned(lists, [[0] * len(lists)]) if lists else []
     parts = joined(x.dims[0] for x in lists) or (Part(p["length"], None),)
@@ -282,9 +300,27 @@ def _scan(walk: Walk, eqn, *values: Value) -> list[Value]:
         return found[:carries], found[carries:]
 
     others = carried.solve(body)
-    results = [*carried.last(), *map(carried.of_all_rounds, others)]
     walk.depth -= 1
-    return results
+    if others is None:
+        return _one_by_one(walk, p, values[:consts], first, given)
+    return [*carried.last(), *map(carried.of_all_rounds, others)]
+
+
+def _one_by_one(walk: Walk, p, consts, carried: Sequence[Value], lists) -> Sequence[Value]:
+    """What a loop carries in the end, found round by round.
+
+    Raises:
+      NotProved: there are many rounds, or each makes something beside what it carries.
+    """
+    order, count = range(p["length"]), len(carried)
+    if len(order) > _FEW:
+        raise NotProved(f"parts are sent on in each of {len(order)} rounds")
+    for i in reversed(order) if p["reverse"] else order:
+        each = [indexed(walk, x, i) for x in lists]
+        carried = walk.run(p["jaxpr"], [*consts, *carried, *each])
+        if len(carried) > count:
+            raise NotProved("there is no lemma for what rounds make in which parts are sent on")
+    return carried
 
 
 @inwards("all")
@@ -300,19 +336,26 @@ def _of_all(terms: Terms, value: Value, labels, sizes) -> Value:
 
 @lemma("cond")
 def _cond(walk: Walk, eqn, which: Value, *args: Value) -> list[Value]:
-    count = len(eqn.params["branches"])
-    branches = [
+    walk.terms.branches += 1
+    try:
+        found = list(_of_branches(walk, eqn.params["branches"], which, args))
+    finally:
+        walk.terms.branches -= 1
+    return [settled(walk.terms, value) for value in found]
+
+
+def _of_branches(walk: Walk, branches, which: Value, args: Sequence[Value]) -> Iterator[Value]:
+    count = len(branches)
+    results = [
         walk.run(branch, [_inside(arg, which, case, count) for arg in args])
-        for case, branch in enumerate(eqn.params["branches"])
+        for case, branch in enumerate(branches)
     ]
-    found = []
-    for cases in zip(*branches, strict=True):
+    for cases in zip(*results, strict=True):
         if all(case.same_as(cases[0]) for case in cases):
-            found.append(cases[0])
+            yield cases[0]
         else:
             values, dims = together([which, *cases])
-            found.append(by_case(walk.terms, values[0], values[1:]).at(dims))
-    return found
+            yield by_case(walk.terms, values[0], values[1:]).at(dims)
 
 
 def _inside(arg: Value, which: Value, case: int, count: int) -> Value:

@@ -223,11 +223,11 @@ def _compared(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> 
     x, y = values
     if params or y.term.op != "const":  # the parameters are the dtype of integers
         return None
-    if not is_zero(y):
-        return _larger(terms, x, y) if op == "gt" else None
-    found = factors(x)
-    if op == "gt" and positive(x.term):
-        return _truth(terms, True)
+    if op == "gt" and not is_zero(y):
+        return _larger(terms, x, y)
+    if op == "gt" and (is_zero(x) or positive(x.term)):
+        return _truth(terms, not is_zero(x))
+    found = factors(x) if is_zero(y) else Product(x, [], [])
     if not found.power:
         return None
     return elementwise(terms, op, params, [product(terms, found._replace(power=[])), y], ())
@@ -236,8 +236,11 @@ def _compared(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> 
 def _larger(terms: Terms, x: Value, y: Value) -> Value | None:
     """Whether `x` is larger than a number other than zero."""
     number = y.term.params[1]
+    if isinstance(number, str):
+        return None
     if x.term.op == "const":
-        return _truth(terms, x.term.params[1] > number)
+        larger = x.term.params[1]
+        return None if isinstance(larger, str) else _truth(terms, larger > number)
     if x.term.op == "select_n" and len(x.term.args) == 3:
         which, *cases = arguments_of(x)
         no, yes = (elementwise(terms, "gt", (), [case, y], ()) for case in cases)
