@@ -11,7 +11,6 @@ import numpy as np
 from meshdsl.proof import lookups
 from meshdsl.proof.lemmas import Walk, lemma
 from meshdsl.proof.products import factors, product
-from meshdsl.proof.rings import on_places
 from meshdsl.proof.sums import elementwise, is_zero, linear
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import Parts, Value, aligned, arguments_of, joined, unchanging
@@ -67,8 +66,6 @@ def _each_element(walk: Walk, eqn, *given: Value) -> list[Value]:
     values, dims = together(given)
     params = tuple((k, str(v)) for k, v in sorted(eqn.params.items()) if k not in _SAYS_HOW)
     integers = _is_integer(eqn.invars[-1].aval.dtype)
-    if (found := on_places(terms, eqn, values)) is not None:
-        return [found.at(dims)]
     if op == "mul" and integers:
         for number, other in (values, reversed(values)):
             if number.term.op == "const":

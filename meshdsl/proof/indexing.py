@@ -9,6 +9,7 @@ from meshdsl.proof.along import Dim, alike, mapped
 from meshdsl.proof.elements import together
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.moves import Axes, given_out
+from meshdsl.proof.rings import at_index
 from meshdsl.proof.sums import inwards, linear, summed_over, total
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
@@ -53,6 +54,12 @@ def _unstack(walk: Walk, eqn, x: Value) -> list[Value]:
 
 def indexed(walk: Walk, x: Value, i: int, dim: int = 0) -> Value:
     """What is at an index of a dim."""
+    rest = [parts for d, parts in enumerate(x.dims) if d != dim]
+    run = x.dims[dim]
+    if len(run) == 1 and run[0].label is not None:
+        found = at_index(walk.terms, x, run[0].label, i)
+        if found is not None:
+            return found.at(rest)
     ranges = [(i, i + 1, 1) if d == dim else (0, n, 1) for d, n in enumerate(x.shape)]
     found = sliced(walk, x, ranges)
     return found.at(parts for d, parts in enumerate(found.dims) if d != dim)
@@ -109,8 +116,6 @@ def _of_range(terms: Terms, x: Value, run: Parts, start: int, limit: int):
     one = limit - start == 1
     if x.labels.keys().isdisjoint(part.label for part in run):
         return (x, ()) if one else None
-    if x.term.op == "iota" and one and run == x.parts[0]:
-        return Value(terms.constant(start, "int32"), (), ()), ()
     args, along = opened(x)
     if x.term.op == "sum" and one:
         found = [_of_range(terms, arg, run, start, limit) for arg in args]

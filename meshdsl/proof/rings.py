@@ -7,15 +7,13 @@ devices add up what they make of each part, in whatever order, that is the sum o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from meshdsl.proof.assumed import THROUGH, again
+from meshdsl.proof.assumed import THROUGH, again, rebuilt
 from meshdsl.proof.moves import moved_label
 from meshdsl.proof.products import name_of
-from meshdsl.proof.sums import TOGETHER, Pairs, linear, total
+from meshdsl.proof.sums import TOGETHER, Pairs, form, linear, total
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
     Label,
@@ -26,7 +24,6 @@ from meshdsl.proof.values import (
     arguments_of,
     axis_of,
     fresh,
-    opened,
     relabelled,
 )
 
@@ -71,27 +68,11 @@ def _turns(terms: Terms, pairs: Pairs, value: Value, label: Moved) -> Value | No
 def _merged(terms: Terms, value: Value, names: dict[Label, Label]) -> Value | None:
     """`value` with the same index along two parts, which have one label from now on.
 
-    None: it is the result of an operation that is not one of each element or a sum.
+    None: it is not known how its operations are done with that.
     """
-    ((old, new),) = names.items()
-    labels = value.labels
-    if old not in labels or new not in labels:
-        return relabelled(value, names)
-    args, along = opened(value)
-    if (
-        not args
-        or (value.term.params[-1] and value.term.op != "reduce_sum")
-        or any(map(any, along))
-    ):
-        return None
-    found = []
-    for arg in args:
-        each = _merged(terms, arg, names)
-        if each is None:
-            return None
-        found.append(each)
-    outer = Value(value.term, value.parts, ())
-    return again(terms, outer, args, found)
+    both = {*names, *names.values()}
+    apart = lambda v: None if both <= v.labels.keys() else relabelled(v, names)
+    return rebuilt(terms, value, apart)
 
 
 def settled(terms: Terms, value: Value) -> Value:
@@ -108,39 +89,45 @@ def _sent(value: Value) -> list[Moved]:
 
 # -- numbers of places -----------------------------------------------------------------------------
 
-_ON_PLACES = {"and", "eq", "ge", "gt", "le", "lt", "ne", "not", "or", "rem", "select_n"}
+_ON_PLACES = {
+    "and": np.bitwise_and,
+    "eq": np.equal,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "le": np.less_equal,
+    "lt": np.less,
+    "ne": np.not_equal,
+    "or": np.bitwise_or,
+    "rem": np.fmod,
+    "select_n": lambda which, *cases: np.choose(which.astype(int), cases),
+}
 
 
-def on_places(terms: Terms, eqn: Any, values: Sequence[Value]) -> Value | None:
+@form(*_ON_PLACES)
+def _on_places(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> Value | None:
     """What is computed of whole numbers that depend on the place along one axis, or on nothing.
 
     It is computed for each place. If each place has another number, it is that of a part that was
     sent along the axis, or that times a number.
     """
-    if eqn.primitive.name not in _ON_PLACES or not _exact(eqn.outvars[0].aval.dtype):
-        return None
     axes: dict[str, int] = {}
     tables = [_table(value, axes) for value in values]
-    if len(axes) > 1 or any(table is None for table in tables):
+    if len(axes) > 1 or any(table is None for table in tables) or "uint" in str(params):
+        return None
+    if (op == "select_n" and tables[0].dtype != bool) or (op == "rem" and not tables[1].all()):
         return None
     ((axis, size),) = axes.items() or [("", 1)]
-    dtypes = [atom.aval.dtype for atom in eqn.invars]
-    if not all(map(_exact, dtypes)):
+    result = np.broadcast_to(_ON_PLACES[op](*tables), (size,))
+    if op == "select_n" and result.min() < 0:  # of unsigned numbers it would be another one
         return None
-    each = [np.broadcast_to(t, (size,)).astype(d) for t, d in zip(tables, dtypes, strict=True)]
-    result = np.asarray(eqn.primitive.bind(*map(jnp.asarray, each), **eqn.params))
     if (result == result[0]).all():
-        return Value(terms.constant(result[0], result.dtype), (), ())
+        return Value(terms.constant(result[0], bool if result.dtype == bool else "int32"), (), ())
     step = 0 if result.dtype == bool else int(np.gcd.reduce(result))
     if step and sorted(result // step) == list(range(size)):
         part = Part(size, moved_label(axis, (result // step).tolist()))
         return linear(terms, [(step, Value(terms.iota(size), ((part,),), ()))], ())
     key = str(result.dtype), result.shape, result.tobytes()
     return Value(terms.term("array", key, shape=(size,)), ((Part(size, axis),),), ())
-
-
-def _exact(dtype: Any) -> bool:
-    return dtype == bool or jnp.issubdtype(dtype, jnp.integer)
 
 
 def _table(value: Value, axes: dict[str, int]) -> np.ndarray | None:
@@ -164,3 +151,27 @@ def _table(value: Value, axes: dict[str, int]) -> np.ndarray | None:
 
 
 TOGETHER.append(_all_parts)
+
+
+def at_index(terms: Terms, value: Value, label: Label, index: int) -> Value | None:
+    """`value` at an index of a part; None if it is not known how its operations are done there."""
+
+    def base(v: Value) -> Value | None:
+        if label not in v.labels:
+            return v
+        return _counted(terms, v, label, index) if v.term.op == "iota" else None
+
+    return rebuilt(terms, value, base)
+
+
+def _counted(terms: Terms, count: Value, label: Label, index: int) -> Value:
+    """What is counted along several parts, at an index of one of them."""
+    pairs, after = [], 1
+    for part in reversed(count.parts[0]):
+        size, its = part
+        if its == label:
+            pairs.append((after * index, Value(terms.constant(1, "int32"), (), ())))
+        else:
+            pairs.append((after, Value(terms.iota(size), ((part,),), ())))
+        after *= size
+    return linear(terms, pairs, ())

@@ -51,14 +51,15 @@ def inwards(*operations: str):
 # The one form of an operation of each element: a function of the terms, the operation, its
 # parameters and its arguments. None: it is as it is.
 Form = Callable[[Terms, str, tuple, Sequence[Value]], Value | None]
-FORMS: dict[str, Form] = {}
+FORMS: dict[str, list[Form]] = {}
 
 
 def form(*operations: str):
     """Says of a function that it brings these operations to one form."""
 
     def register(rule: Form) -> Form:
-        FORMS.update(dict.fromkeys(operations, rule))
+        for operation in operations:
+            FORMS.setdefault(operation, []).append(rule)
         return rule
 
     return register
@@ -91,8 +92,11 @@ def elementwise(
         for value in values:
             if is_zero(value):
                 return value.at(dims)
-    found = FORMS[op](terms, op, params, values) if op in FORMS else None
-    return made(terms, op, params, values, dims) if found is None else found.at(dims)
+    for rule in FORMS.get(op, ()):
+        found = rule(terms, op, params, values)
+        if found is not None:
+            return found.at(dims)
+    return made(terms, op, params, values, dims)
 
 
 def linear(
