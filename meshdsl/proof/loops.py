@@ -19,13 +19,12 @@ from meshdsl.proof.rings import settled
 from meshdsl.proof.sums import inwards, linear, summed_over, total
 from meshdsl.proof.terms import NotProved, Term, Terms
 from meshdsl.proof.values import (
-    Label,
-    Moved,
     Part,
     Parts,
     Value,
     aligned,
     arguments_of,
+    axis_of,
     fresh,
     joined,
     labelled,
@@ -108,7 +107,7 @@ class Carried:
             self._before = self._variables()
             self._after, others = body(self._before)
             pairs = zip(self._before, self._after, strict=True)
-            if any(_moved(after) - _moved(before) for before, after in pairs):
+            if any(_sends_on(before, after) for before, after in pairs):
                 return None
             settled = True
             for i, (before, after) in enumerate(zip(self._before, self._after, strict=True)):
@@ -266,8 +265,13 @@ class Carried:
         return linear(self._terms, [(1, self._first[i]), (rounds, step)], ())
 
 
-def _moved(value: Value) -> set[Label]:
-    return {label for label in value.labels if isinstance(label, Moved)}
+def _sends_on(before: Value, after: Value) -> bool:
+    """Whether a round makes of a device's part along an axis that of another device."""
+    new, old = (
+        {axis_of(label) for label in one.labels if label not in other.labels}
+        for one, other in ((after, before), (before, after))
+    )
+    return bool(new & old - {""})
 
 
 def _places(value: Value) -> Hashable:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from meshdsl.proof.sums import is_zero
 from meshdsl.proof.terms import Term
-from meshdsl.proof.values import Label, Value, arguments_of, lacking
+from meshdsl.proof.values import Label, Part, Parts, Value, arguments_of, lacking
 
 _ANY, _UNSIGNED, _POSITIVE = range(3)  # any number; not a negative one; a positive one
 _KEEPS = {"reduce_sum", "reduce_max", "reduce_min", "cast", "over", "mul"}  # the sign of arguments
@@ -77,19 +77,22 @@ def _vanishes(value: Value, zeros: Collection[tuple[Value, frozenset[Label]]]) -
     return False
 
 
-def is_among(value: Value, zero: Value, lost: frozenset[Label]) -> bool:
+def is_among(value: Value, other: Value, lost: frozenset[Label]) -> bool:
     """Whether a value has elements of another one: at any indices along the parts `lost`."""
-    if value.term is not zero.term:
+    if value.term is not other.term:
         return False
-    pairs = zip(value.parts, zero.parts, strict=True)
-    return all(
-        mine == its or all(part.label in lost for part in its) or _matches(mine, its, lost)
-        for mine, its in pairs
-    )
+    pairs = zip(value.parts, other.parts, strict=True)
+    return all(_within(list(mine), its, lost) for mine, its in pairs)
 
 
-def _matches(mine, its, lost: frozenset[Label]) -> bool:
-    if len(mine) != len(its):
-        return False
-    pairs = zip(mine, its, strict=True)
-    return all(a == b or (a.size == b.size and b.label in lost) for a, b in pairs)
+def _within(mine: list[Part], its: Parts, lost: frozenset[Label]) -> bool:
+    """Whether parts of a dim are those of another one, but for some in the place of lost ones."""
+    for part in its:
+        size = part.size
+        if part.label not in lost and mine[:1] != [part]:
+            return False
+        while size > 1:
+            if not mine or size % mine[0].size:
+                return False
+            size //= mine.pop(0).size
+    return True
