@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from meshdsl.proof.sums import elementwise, extreme, linear, total
 from meshdsl.proof.terms import Term, Terms
-from meshdsl.proof.values import Value, alike, arguments_of, labelled, lacking, opened
+from meshdsl.proof.values import Value, alike, arguments_of, labelled, lacking, opened, own_dims
 
 # Operations through which it goes: of each element, and along which no order matters.
 _EACH = {"and", "cast", "div", "exp", "gt", "log", "mul", "over", "select_n"}
@@ -72,6 +72,8 @@ def rebuilt(terms: Terms, value: Value, base: Callable[[Value], Value | None]) -
     args, along = opened(value)
     known = value.term.op in _OF_SOME or (args and not value.term.params[-1])
     if not args or not known or any(map(any, along)) or None in value.term.views:
+        return None
+    if own_dims(value, args):
         return None
     new = [rebuilt(terms, arg, base) for arg in args]
     return None if None in new else again(terms, value, args, new)

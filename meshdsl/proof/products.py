@@ -261,12 +261,12 @@ def _and(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> Value
 
 
 def _is_some(terms: Terms, x: Value) -> Value | None:
-    """Whether a logarithm is that of something, if `x` is one, to which others may be added."""
-    logs = [value for number, value in summands(x) if value.term.op == "log" and number == 1]
-    known = [arg for log in logs for arg in arguments_of(log) if unsigned(arg.term)]
-    if len(known) != 1:
+    """Whether there is something that `x` is the logarithm of, where that is not negative."""
+    if x.term.op != "log":
         return None
-    return elementwise(terms, "gt", (), [*known, Value(terms.constant(0, ""), (), ())], ())
+    (known,) = arguments_of(x)
+    zero = Value(terms.constant(0, ""), (), ())
+    return elementwise(terms, "gt", (), [known, zero], ()) if unsigned(known.term) else None
 
 
 @form("is_finite")
@@ -353,20 +353,26 @@ def _shared(powers: Sequence[Pairs]) -> Pairs:
 
 @inwards("exp", "mul", "over")
 def _of_product(terms: Terms, value: Value, labels, sizes) -> Value | None:
-    """What does not change along a sum leaves it."""
+    """What does not change along a sum leaves it; and a sum along which all does is taken first."""
     whole = factors(value)
-    stays = lambda v: not v.labels.keys().isdisjoint(labels)
-    power = [pair for pair in whole.power if not stays(pair[1])]
-    divisors = [divisor for divisor in whole.divisors if not stays(divisor)]
-    if not power and not divisors:
+    outer = [*(v for _, v in whole.power), *whole.divisors]
+    changing = {label for v in outer for label in v.labels}
+    ready = [label for label in labels if label not in changing]
+    if ready and len(ready) < len(labels):
+        found = total(terms, value, ready, sizes)
+        return total(terms, found, set(labels) - {*ready}, sizes)
+    leaves = lambda v: v.labels.keys().isdisjoint(labels)
+    if not any(map(leaves, outer)):
         return of_linear(terms, value, labels, sizes) if value.term.op == "mul" else None
     inner = Product(
         whole.factor,
-        [pair for pair in whole.power if stays(pair[1])],
-        [divisor for divisor in whole.divisors if stays(divisor)],
+        [pair for pair in whole.power if not leaves(pair[1])],
+        [divisor for divisor in whole.divisors if not leaves(divisor)],
     )
-    summed = total(terms, product(terms, inner), labels, sizes)
-    return product(terms, factors(summed), Product(None, power, divisors)).at(value.dims)
+    power = [pair for pair in whole.power if leaves(pair[1])]
+    divisors = [divisor for divisor in whole.divisors if leaves(divisor)]
+    summed = factors(total(terms, product(terms, inner), labels, sizes))
+    return product(terms, summed, Product(None, power, divisors)).at(value.dims)
 
 
 def _truth(terms: Terms, which: bool) -> Value:

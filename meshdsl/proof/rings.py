@@ -103,6 +103,9 @@ _ON_PLACES = {
 }
 
 
+_DTYPES = (), ("int32",), ("int64",)
+
+
 @form(*_ON_PLACES)
 def _on_places(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> Value | None:
     """What is computed of whole numbers that depend on the place along one axis, or on nothing.
@@ -112,7 +115,7 @@ def _on_places(terms: Terms, op: str, params: tuple, values: Sequence[Value]) ->
     """
     axes: dict[str, int] = {}
     tables = [_table(value, axes) for value in values]
-    if len(axes) > 1 or any(table is None for table in tables) or "uint" in str(params):
+    if len(axes) > 1 or any(table is None for table in tables) or params not in _DTYPES:
         return None
     if (op == "select_n" and tables[0].dtype != bool) or (op == "rem" and not tables[1].all()):
         return None
