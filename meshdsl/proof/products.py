@@ -171,6 +171,11 @@ def _log(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> Value
     return linear(terms, [*x.power, (1, log)] if x.factor or x.divisors else x.power, ())
 
 
+@form("abs")
+def _abs(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> Value | None:
+    return values[0] if unsigned(values[0].term) else None
+
+
 @form("over")
 def _over(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> Value:
     """`over` of other values than before; a divisor may be known to be zero by now."""
