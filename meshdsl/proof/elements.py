@@ -11,7 +11,7 @@ import numpy as np
 from meshdsl.proof import lookups
 from meshdsl.proof.lemmas import Walk, lemma
 from meshdsl.proof.products import factors, product
-from meshdsl.proof.sums import elementwise, is_zero, linear
+from meshdsl.proof.sums import elementwise, is_zero, linear, summands
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import Parts, Value, aligned, arguments_of, joined, unchanging
 
@@ -147,12 +147,16 @@ def converted(walk: Walk, x: Value, old: np.dtype, new: np.dtype) -> Value:
             return Value(terms.constant(value.astype(new), new), (), ()).at(x.dims)
     if _is_integer(old) and _is_integer(new) and _counts(x, old) and _counts(x, new):
         return x
-    whole = factors(x)
-    if not whole.plain:  # a cast keeps what a number is times, up to rounding
-        factor = whole.factor or Value(terms.constant(1.0, old), (), ())
-        return product(terms, whole._replace(factor=converted(walk, factor, old, new))).at(x.dims)
     both = jnp.issubdtype(old, np.inexact) and jnp.issubdtype(new, np.inexact)
     if both and (old.kind != "c" or new.kind == "c"):
+        whole = factors(x)
+        if not whole.plain:  # it keeps what a number is times, up to rounding
+            factor = whole.factor or Value(terms.constant(1.0, old), (), ())
+            cast = whole._replace(factor=converted(walk, factor, old, new))
+            return product(terms, cast).at(x.dims)
+        if x.term.op == "sum":
+            each = ((number, converted(walk, one, old, new)) for number, one in summands(x))
+            return linear(terms, each, x.dims)
         return elementwise(terms, "cast", (str(old), str(new)), [x], x.dims)
     return elementwise(terms, "convert_element_type", (str(old), str(new)), [x], x.dims)
 

@@ -183,3 +183,24 @@ def test_a_logarithm_is_larger_than_what_stands_for_none_only_if_there_is_someth
     assert proof(none, lambda s: share(s, NONE / 2), V).proved
     assert not proof(none, lambda s: share(s, -10.0), V).proved
     assert not proof(none, lambda s: share(s, 2 * NONE), V).proved
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x: (jnp.exp(x) * 2.6).astype(int), lambda x: jnp.exp(x).astype(int) * 2),
+        (lambda x: jnp.round(x.sum() * jnp.exp(x)), lambda x: jnp.round(x.sum()) * jnp.exp(x)),
+        (lambda x: jnp.log(jnp.exp(x) + 1), lambda x: x + jnp.log(1 + jnp.exp(x))),
+        (lambda x: jnp.exp(x + x.T), lambda x: jnp.exp(x) + jnp.exp(x.T)),
+        (lambda x: jnp.exp(x) > 1, lambda x: jnp.exp(x) > 0),
+        (lambda x: jnp.exp(2 * x), lambda x: jnp.exp(x)),
+        (lambda x: jnp.exp(x) - jnp.exp(2 * x), lambda x: jnp.exp(x) * (1 - jnp.exp(2 * x))),
+        (lambda x: jnp.exp(jnp.log(x)), lambda x: x),
+        (lambda x: jnp.abs(jnp.exp(x) - 1), lambda x: jnp.exp(x) - 1),
+        (lambda x: x / (jnp.exp(x) - 1) * (jnp.exp(x) - 1), lambda x: x),
+    ],
+)
+def test_exponentials_go_out_of_products_and_sums_only(one, other):
+    x = V[:4]
+    assert not proof(one, other, x).proved
+    assert not proof(other, one, x).proved
