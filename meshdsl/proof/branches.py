@@ -7,6 +7,8 @@ is seen that it gives the other case where the condition is false.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import NamedTuple
 
 from meshdsl.proof.assumed import replaced
 from meshdsl.proof.elements import together
@@ -77,20 +79,28 @@ def _conditions(which: Value) -> Iterator[Value]:
 def _without(terms: Terms, value: Value, condition: Value) -> Value:
     """`value` where a condition is false.
 
-    If the least of some numbers is larger than the largest of others, so is each of them.
+    If the least of some numbers is not smaller than the largest of others, no number is smaller
+    than another one. The same holds for sums of such, and for their absolute values.
     """
     if condition.term.op not in _ORDERS:
         return value
     false = Value(terms.constant(False, bool), (), ())
     order, least, largest = _ordered(condition)
-    (x, lost_x), (y, lost_y) = _inner(least, "min"), _inner(largest, "max")
+    low, high = _of_all(least, "min", "max"), _of_all(largest, "max", "min")
     dtypes = condition.term.params[:-2]
+    counts = all(one.value.term.op in ("const", "iota") for one in (*low, *high))
+    if dtypes and len(low) + len(high) > 2 and not counts:  # they may wrap around
+        return value
 
     def replace(found: Value) -> Value | None:
         its_order, one, other = _ordered(found)
-        if its_order != order or found.term.params[:-2] != dtypes:
+        if its_order != order or found.term.params[:-2] != dtypes or not _are_among(other, high):
             return None
-        return false if is_among(one, x, lost_x) and is_among(other, y, lost_y) else None
+        either = [one]
+        if one.term.op == "abs":
+            (inner,) = arguments_of(one)
+            either = [inner, linear(terms, [(-1, inner)], ())]
+        return false if any(_are_among(each, low) for each in either) else None
 
     return replaced(terms, value, lambda term: term.op in _ORDERS, replace)
 
@@ -102,9 +112,42 @@ def _ordered(value: Value) -> tuple[str, Value, Value]:
     return order, args[i], args[j]
 
 
-def _inner(value: Value, extreme: str) -> tuple[Value, frozenset[Label]]:
-    """What a value is the least or the largest of, and the labels of the parts of all of it."""
-    if value.term.op != f"reduce_{extreme}":
-        return value, frozenset()
-    (arg,) = arguments_of(value)
-    return arg, frozenset(part.label for part in lacking(arg, value))
+class _All(NamedTuple):
+    """What is added up of all numbers along some parts.
+
+    Attributes:
+      number: that each of them is times.
+      value: the numbers.
+      lost: the labels of the parts.
+    """
+
+    number: Fraction
+    value: Value
+    lost: frozenset[Label]
+
+
+def _of_all(value: Value, extreme: str, other: str) -> list[_All]:
+    """What a value is the least of, or the largest; `other` is of what is subtracted."""
+    found = []
+    for number, one in summands(value):
+        lost: frozenset[Label] = frozenset()
+        if one.term.op == f"reduce_{extreme if number > 0 else other}":
+            (arg,) = arguments_of(one)
+            lost = frozenset(part.label for part in lacking(arg, one))
+            one = arg
+        found.append(_All(number, one, lost))
+    return found
+
+
+def _are_among(value: Value, each: Sequence[_All]) -> bool:
+    """Whether what a value adds up are elements of these, one of each."""
+    left = list(each)
+    if len(left) == 1 and left[0].number == 1 and is_among(value, left[0].value, left[0].lost):
+        return True
+    for number, one in summands(value):
+        same = (a for a in left if a.number == number and is_among(one, a.value, a.lost))
+        found = next(same, None)
+        if found is None:
+            return False
+        left.remove(found)
+    return not left

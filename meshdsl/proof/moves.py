@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshdsl.proof.terms import NotProved
-from meshdsl.proof.values import Label, Moved, Part, Value, axis_of, cut, fresh, relabelled
+from meshdsl.proof.values import (
+    Label,
+    Moved,
+    Part,
+    Parts,
+    Value,
+    axis_of,
+    cut,
+    fresh,
+    relabelled,
+    size_of,
+)
 
 Axes = Sequence[tuple[Label, int]]  # with their sizes, major first
 
@@ -25,14 +36,30 @@ def given_out(value: Value, dim: int, axes: Axes) -> Value:
     value, runs = cut(value, dim, [*(size for _, size in axes), rest])
     names = {}
     for (axis, _), run in zip(axes, runs, strict=False):
-        if len(run) != 1:
+        value, part = _in_one(value, run)
+        if part is None:
             raise NotProved(f"what devices along `{axis}` keep consists of several parts")
-        if run[0].label is not None:
-            names[run[0].label] = axis
+        if part.label is not None:
+            names[part.label] = axis
     if twice := [axis for axis in names.values() if axis in value.labels]:
         raise NotProved(f"devices along `{twice[0]}` differ, and each keeps another part")
     dims = [runs[-1] if d == dim else parts for d, parts in enumerate(value.dims)]
     return relabelled(Value(value.term, value.parts, tuple(dims)), names)
+
+
+def _in_one(value: Value, run: Parts) -> tuple[Value, Part | None]:
+    """`value` with one part in place of neighbouring ones; None if they are no neighbours."""
+    if len(run) == 1:
+        return value, run[0]
+    count = len(run)
+    for dim, parts in enumerate(value.parts):
+        for i in range(len(parts) - count + 1):
+            if parts[i : i + count] == run:
+                one = Part(size_of(run), fresh())
+                dims = list(value.parts)
+                dims[dim] = (*parts[:i], one, *parts[i + count :])
+                return Value(value.term, tuple(dims), value.dims), one
+    return value, None
 
 
 def gathered(value: Value, dim: int, axes: Axes) -> Value:
