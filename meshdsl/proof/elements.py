@@ -11,9 +11,18 @@ import numpy as np
 from meshdsl.proof import lookups
 from meshdsl.proof.lemmas import Walk, lemma
 from meshdsl.proof.products import factors, product
-from meshdsl.proof.sums import elementwise, is_zero, linear, summands
+from meshdsl.proof.sums import elementwise, is_zero, linear, summands, total
 from meshdsl.proof.terms import NotProved
-from meshdsl.proof.values import Parts, Value, aligned, arguments_of, joined, unchanging
+from meshdsl.proof.values import (
+    Parts,
+    Value,
+    aligned,
+    arguments_of,
+    joined,
+    labelled,
+    lacking,
+    unchanging,
+)
 
 # These move nothing and compute nothing: they say something to JAX or to a compiler.
 _SAME = (
@@ -154,6 +163,9 @@ def converted(walk: Walk, x: Value, old: np.dtype, new: np.dtype) -> Value:
             factor = whole.factor or Value(terms.constant(1.0, old), (), ())
             cast = whole._replace(factor=converted(walk, factor, old, new))
             return product(terms, cast).at(x.dims)
+        if x.term.op == "reduce_sum" and not factors(inner := arguments_of(x)[0]).plain:
+            lost = labelled(lacking(inner, x))
+            return total(terms, converted(walk, inner, old, new), lost, lost, x.dims)
         if x.term.op == "sum":
             each = ((number, converted(walk, one, old, new)) for number, one in summands(x))
             return linear(terms, each, x.dims)
