@@ -10,9 +10,19 @@ import numpy as np
 
 from meshdsl.proof import alone, lookups
 from meshdsl.proof.lemmas import Walk, lemma
-from meshdsl.proof.sums import elementwise, is_zero, linear
+from meshdsl.proof.products import factors, product
+from meshdsl.proof.sums import elementwise, is_zero, linear, summands, total
 from meshdsl.proof.terms import NotProved
-from meshdsl.proof.values import Parts, Value, aligned, arguments_of, joined, unchanging
+from meshdsl.proof.values import (
+    Parts,
+    Value,
+    aligned,
+    arguments_of,
+    joined,
+    labelled,
+    lacking,
+    unchanging,
+)
 
 # These move nothing and compute nothing: they say something to JAX or to a compiler.
 SAME = (
@@ -79,6 +89,8 @@ def _each_element(walk: Walk, eqn, *given: Value) -> list[Value]:
     if integers and op not in ("mul", "select_n"):  # what it computes depends on signs and widths
         params = (*params, str(eqn.invars[-1].aval.dtype))
         op = "integer_div" if op == "div" else op
+        if op == "eq" and (same := lookups.same_number(terms, params, values)):
+            return [same.at(dims)]
     if len(eqn.outvars) == 1:
         return [elementwise(terms, op, params, values, dims)]
     count = range(len(eqn.outvars))
@@ -147,6 +159,17 @@ def converted(walk: Walk, x: Value, old: np.dtype, new: np.dtype) -> Value:
         return x
     both = jnp.issubdtype(old, np.inexact) and jnp.issubdtype(new, np.inexact)
     if both and (old.kind != "c" or new.kind == "c"):
+        whole = factors(x)
+        if not whole.plain:  # it keeps what a number is times, up to rounding
+            factor = whole.factor or Value(terms.constant(1.0, old), (), ())
+            cast = whole._replace(factor=converted(walk, factor, old, new))
+            return product(terms, cast).at(x.dims)
+        if x.term.op == "reduce_sum" and not factors(inner := arguments_of(x)[0]).plain:
+            lost = labelled(lacking(inner, x))
+            return total(terms, converted(walk, inner, old, new), lost, lost, x.dims)
+        if x.term.op == "sum":
+            each = ((number, converted(walk, one, old, new)) for number, one in summands(x))
+            return linear(terms, each, x.dims)
         return elementwise(terms, "cast", (str(old), str(new)), [x], x.dims)
     return elementwise(terms, "convert_element_type", (str(old), str(new)), [x], x.dims)
 

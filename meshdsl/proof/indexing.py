@@ -9,6 +9,7 @@ from meshdsl.proof.along import Dim, alike, mapped
 from meshdsl.proof.elements import together
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.moves import Axes, given_out
+from meshdsl.proof.rings import at_index
 from meshdsl.proof.sums import inwards, linear, summed_over, total
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
@@ -45,6 +46,25 @@ def _split(walk: Walk, eqn, x: Value) -> list[Value]:
     return found
 
 
+@lemma("unstack")
+def _unstack(walk: Walk, eqn, x: Value) -> list[Value]:
+    dim = eqn.params["axis"]
+    return [indexed(walk, x, i, dim) for i in range(x.shape[dim])]
+
+
+def indexed(walk: Walk, x: Value, i: int, dim: int = 0) -> Value:
+    """What is at an index of a dim."""
+    rest = [parts for d, parts in enumerate(x.dims) if d != dim]
+    run = x.dims[dim]
+    if len(run) == 1 and run[0].label is not None:
+        found = at_index(walk.terms, x, run[0].label, i)
+        if found is not None:
+            return found.at(rest)
+    ranges = [(i, i + 1, 1) if d == dim else (0, n, 1) for d, n in enumerate(x.shape)]
+    found = sliced(walk, x, ranges)
+    return found.at(parts for d, parts in enumerate(found.dims) if d != dim)
+
+
 def sliced(walk: Walk, x: Value, ranges: Sequence[tuple[int, int, int]]) -> Value:
     """`x` from a start up to a limit by a stride, for each of its dims."""
     shape = [len(range(*each)) for each in ranges]
@@ -55,8 +75,8 @@ def sliced(walk: Walk, x: Value, ranges: Sequence[tuple[int, int, int]]) -> Valu
     if not changes:
         return x
     params = tuple(tuple(ranges[d]) for d in changes)
-    if len(changes) == 1:
-        found = _one_of_several(x, changes[0], *params[0])
+    if len(changes) == 1 and params[0][2] == 1:
+        found = _one_of_several(walk.terms, x, changes[0], *params[0][:2])
         if found is not None:
             return found
     return alike(walk, "slice", (params,), [x], changes, shape)
@@ -92,16 +112,42 @@ def _put_together(walk: Walk, values: Sequence[Value], dim: int) -> Value:
     return alike(walk, "concatenate", (), values, [dim], shape)
 
 
-def _one_of_several(x: Value, dim: int, start: int, limit: int, stride: int) -> Value | None:
+def _one_of_several(terms: Terms, x: Value, dim: int, start: int, limit: int) -> Value | None:
     """One of the values that were put together along a dim, if the range is that of one."""
-    if x.term.op != "concatenate" or stride != 1 or x.dims[dim] != x.parts[-1]:
+    found = _of_range(terms, x, x.dims[dim], start, limit)
+    if found is None:
         return None
-    begin = 0
+    value, run = found
+    return value.at(run if d == dim else parts for d, parts in enumerate(x.dims))
+
+
+def _of_range(terms: Terms, x: Value, run: Parts, start: int, limit: int):
+    """What of several values, or of a sum of such, is at a range of a dim; and the parts there."""
+    one = limit - start == 1
+    if x.labels.keys().isdisjoint(part.label for part in run):
+        return (x, ()) if one else None
     args, along = opened(x)
-    for (run,), arg in zip(along, args, strict=True):
-        if (begin, begin + size_of(run)) == (start, limit):
-            return arg.at(run if d == dim else parts for d, parts in enumerate(x.dims))
-        begin += size_of(run)
+    if x.term.op == "sum" and one:
+        found = [_of_range(terms, arg, run, start, limit) for arg in args]
+        if None in found:
+            return None
+        values = [value for value, _ in found]
+        return linear(terms, zip(x.term.params[0], values, strict=True), x.dims), ()
+    if x.parts[-1] != run:
+        return None
+    if x.term.op == "concatenate":
+        begin = 0
+        for (part,), arg in zip(along, args, strict=True):
+            if (begin, begin + size_of(part)) == (start, limit):
+                return arg, part
+            begin += size_of(part)
+    elif x.term.op == "pad" and len(along[0]) == 1 and x.term.params[0][0][2] == 0:
+        (part,), before = along[0], x.term.params[0][0][0]
+        end = before + size_of(part)
+        if (start, limit) == (before, end):
+            return args[0], part
+        if one and not before <= start < end:
+            return args[1], ()
     return None
 
 

@@ -15,22 +15,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from meshdsl.proof.sums import inwards, is_zero, linear
+from meshdsl.proof.sums import elementwise, inwards, is_zero, linear, summands
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
     Part,
     Parts,
     Value,
+    alike,
     arguments_of,
     fresh,
     made,
     opened,
     size_of,
 )
-
-
-def _alike(a: Value, b: Value) -> bool:
-    return a.term is b.term and a.parts == b.parts
 
 
 def _in_range(which: Value) -> tuple[Value, int] | None:
@@ -41,7 +38,7 @@ def _in_range(which: Value) -> tuple[Value, int] | None:
     if set(sides) != {"ge", "lt"} or not all(sides.values()):
         return None
     (v, low), (w, high) = sides["ge"], sides["lt"]
-    if not is_zero(low) or high.term.op != "const" or not _alike(v, w):
+    if not is_zero(low) or high.term.op != "const" or not alike(v, w):
         return None
     return v, high.term.params[1]
 
@@ -65,9 +62,33 @@ def looked_up(terms: Terms, values: Sequence[Value], dims: Sequence[Parts]) -> V
     if row.term.params[:4] != ("clip", (0,), (), (0,)):
         return None
     (table, at), ((numbers,), _) = opened(row)
-    if size_of(numbers) != found[1] or not _alike(at, found[0]):
+    if size_of(numbers) != found[1] or not alike(at, found[0]):
         return None
     return _lookup(terms, table, at, numbers, dims)
+
+
+def same_number(terms: Terms, params: tuple, values: Sequence[Value]) -> Value | None:
+    """Whether an integer is one that is counted, in one form: `v - n * i == j` as `v == n * i + j`.
+
+    It is exact, also where integers wrap around. Where a condition puts a negative number in the
+    place of others, that is never one that is counted.
+    """
+    for one, count in values, reversed(values):
+        if count.term.op == "iota" and one.term.op == "select_n" and len(one.term.args) == 3:
+            which, other, number = arguments_of(one)
+            if other.term.op == "const" and other.term.params[1] < 0:
+                same = same_number(terms, params, [number, count])
+                found = same or elementwise(terms, "eq", params, [number, count], ())
+                return elementwise(terms, "and", (), [which, found], ())
+    one, other = values
+    difference = linear(terms, [(1, one), (-1, other)], ())
+    counted = [(-n, v) for n, v in summands(difference) if v.term.op in ("iota", "const")]
+    rest = [(n, v) for n, v in summands(difference) if v.term.op not in ("iota", "const")]
+    if not rest or not any(v.term.op == "iota" for _, v in counted):
+        return None
+    sign = 1 if rest[0][0] > 0 else -1
+    sides = [linear(terms, [(sign * n, v) for n, v in side], ()) for side in (rest, counted)]
+    return elementwise(terms, "eq", params, sides, ())
 
 
 def _lookup(terms: Terms, table: Value, at: Value, rows: Parts, dims: Sequence[Parts]) -> Value:
@@ -114,7 +135,7 @@ def spread(
       dims: of the result; None stands for the rows.
     """
     found = _masked(updates)
-    if found is None or found[1] != rows or not _alike(found[0], at):
+    if found is None or found[1] != rows or not alike(found[0], at):
         return None
     _, _, x = found
     axes: Parts = ()

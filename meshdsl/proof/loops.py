@@ -7,12 +7,15 @@ It is a *variable* along the rounds: a name, which the term of a result defines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from meshdsl.program.jaxpr import scan_counts
+from meshdsl.proof.branches import by_case, times_exp
 from meshdsl.proof.elements import together
+from meshdsl.proof.indexing import indexed
 from meshdsl.proof.lemmas import Walk, lemma
+from meshdsl.proof.rings import settled
 from meshdsl.proof.sums import inwards, is_zero, linear, summed_over, total
 from meshdsl.proof.terms import NotProved, Term, Terms
 from meshdsl.proof.values import (
@@ -21,6 +24,7 @@ from meshdsl.proof.values import (
     Value,
     aligned,
     arguments_of,
+    axis_of,
     fresh,
     joined,
     labelled,
@@ -28,6 +32,7 @@ from meshdsl.proof.values import (
     size_of,
 )
 
+_FEW = 64  # a loop has no more rounds if they are looked at one by one
 _TRIES = 8  # what a loop carries has the same parts before and after a round by then
 
 
@@ -86,17 +91,25 @@ class Carried:
             found.append(Value(term, parts, like.dims))
         return found
 
-    def solve(self, body: Callable[[list[Value]], tuple[list[Value], list[Value]]]) -> list[Value]:
+    def solve(
+        self, body: Callable[[list[Value]], tuple[list[Value], list[Value]]]
+    ) -> list[Value] | None:
         """What else a round makes, once the parts of what is carried are the same before and after.
 
         What no round changes, and what counts rounds, is no variable.
 
         Args:
           body: what a round makes of what it is given: what it carries on, and what else it makes.
+
+        Returns:
+          What else. None, if a round sends on what it is given, so that it is another part then.
         """
         for _ in range(_TRIES):
             self._before = self._variables()
             self._after, others = body(self._before)
+            pairs = zip(self._before, self._after, strict=True)
+            if any(_sends_on(before, after) for before, after in pairs):
+                return None
             settled = True
             for i, (before, after) in enumerate(zip(self._before, self._after, strict=True)):
                 if i in self._known:
@@ -156,7 +169,7 @@ class Carried:
         """What a round adds to what is carried, if that is all that it does with it."""
         if after.term.op != "sum" or i in self._known:
             return None
-        (name,) = before.term.free
+        (name,) = self._before[i].term.free
         factors: tuple = after.term.params[0]
         pairs = list(zip(factors, arguments_of(after), strict=True))
         mine = [pair for pair in pairs if name in pair[1].term.free]
@@ -214,19 +227,52 @@ class Carried:
             elif i in self._known:
                 found.append(self._counted(i))
             elif added is not None:
-                rounds = self.of_all_rounds(added)
-                each = summed_over(self._terms, rounds, rounds.dims[0], rounds.dims[1:])
-                values, dims = together([first, each])
-                found.append(linear(self._terms, [(1, value) for value in values], dims))
+                found.append(self._all_added(first, added))
             else:
-                found.append(self.closed("last", self._definition(i)))
+                last = self.closed("last", self._definition(i))
+                found.append(next(self._scaled(i), last))
         return found
+
+    def _all_added(self, first: Value, added: Value) -> Value:
+        """What is carried at first, and what all rounds add to it."""
+        rounds = self.of_all_rounds(added)
+        each = summed_over(self._terms, rounds, rounds.dims[0], rounds.dims[1:])
+        values, dims = together([first, each])
+        return linear(self._terms, [(1, value) for value in values], dims)
+
+    def _scaled(self, i: int) -> Iterator[Value]:
+        """What is carried in the end, if a round only adds to it once it is scaled.
+
+        With what else is carried as a power: if `x * exp(m)` is after each round what it was before
+        and something more, it is the sum of that in the end, and `x` is the sum times `exp(-m)`.
+        """
+        shapes = [value.shape for value in self._first]
+        for j, shape in enumerate(shapes):
+            if j == i or j in self._known or shapes[i][: len(shape)] != shape:
+                continue
+            first, before, after = (
+                times_exp(self._terms, values[i], values[j], 1)
+                for values in (self._first, self._before, self._after)
+            )
+            added = self._added(i, before, after)
+            if added is not None:
+                last = self.closed("last", self._definition(j))
+                yield times_exp(self._terms, self._all_added(first, added), last, -1)
 
     def _counted(self, i: int) -> Value:
         """A number that counts rounds, after the last one."""
         step = linear(self._terms, [(1, self._after[i]), (-1, self._before[i])], ())
         rounds = size_of(self._loop.rounds)
         return linear(self._terms, [(1, self._first[i]), (rounds, step)], ())
+
+
+def _sends_on(before: Value, after: Value) -> bool:
+    """Whether a round makes of a device's part along an axis that of another device."""
+    new, old = (
+        {axis_of(label) for label in one.labels if label not in other.labels}
+        for one, other in ((after, before), (before, after))
+    )
+    return bool(new & old - {""})
 
 
 def _places(value: Value) -> Hashable:
@@ -251,6 +297,7 @@ def looped(walk: Walk, eqn, values: Sequence[Value], around: Parts = ()) -> list
     p = eqn.params
     consts, carries = scan_counts(p)
     first, lists = values[consts : consts + carries], values[consts + carries :]
+    given = [*lists]
     walk.depth += 1
     lists = aligned(lists, [[0] * len(lists)]) if lists else []
     parts = joined(x.dims[0] for x in lists) or (Part(p["length"], None),)
@@ -262,10 +309,31 @@ def looped(walk: Walk, eqn, values: Sequence[Value], around: Parts = ()) -> list
         found = walk.run(p["jaxpr"], [*values[:consts], *variables, *each])
         return found[:carries], found[carries:]
 
-    others = map(carried.of_all_rounds, carried.solve(body))
-    results = [*carried.last(), *(y.at([own, *y.dims[1:]]) for y in others)]
+    others = carried.solve(body)
     walk.depth -= 1
-    return results
+    if others is None and around:
+        raise NotProved("parts are sent on in a loop within another one over devices")
+    if others is None:
+        return _one_by_one(walk, p, values[:consts], first, given)
+    made = map(carried.of_all_rounds, others)
+    return [*carried.last(), *(y.at([own, *y.dims[1:]]) for y in made)]
+
+
+def _one_by_one(walk: Walk, p, consts, carried: Sequence[Value], lists) -> Sequence[Value]:
+    """What a loop carries in the end, found round by round.
+
+    Raises:
+      NotProved: there are many rounds, or each makes something beside what it carries.
+    """
+    order, count = range(p["length"]), len(carried)
+    if len(order) > _FEW:
+        raise NotProved(f"parts are sent on in each of {len(order)} rounds")
+    for i in reversed(order) if p["reverse"] else order:
+        each = [indexed(walk, x, i) for x in lists]
+        carried = walk.run(p["jaxpr"], [*consts, *carried, *each])
+        if len(carried) > count:
+            raise NotProved("there is no lemma for what rounds make in which parts are sent on")
+    return carried
 
 
 @inwards("all")
@@ -281,16 +349,26 @@ def _of_all(terms: Terms, value: Value, labels, sizes) -> Value:
 
 @lemma("cond")
 def _cond(walk: Walk, eqn, which: Value, *args: Value) -> list[Value]:
-    count = len(eqn.params["branches"])
-    branches = [
+    walk.terms.branches += 1
+    try:
+        found = list(_of_branches(walk, eqn.params["branches"], which, args))
+    finally:
+        walk.terms.branches -= 1
+    return [settled(walk.terms, value) for value in found]
+
+
+def _of_branches(walk: Walk, branches, which: Value, args: Sequence[Value]) -> Iterator[Value]:
+    count = len(branches)
+    results = [
         walk.run(branch, [_inside(arg, which, case, count) for arg in args])
-        for case, branch in enumerate(eqn.params["branches"])
+        for case, branch in enumerate(branches)
     ]
-    found = []
-    for cases in zip(*branches, strict=True):
-        same = all(case.same_as(cases[0]) for case in cases)
-        found.append(cases[0] if same else combined(walk.terms, "cond", (), [which, *cases]))
-    return found
+    for cases in zip(*results, strict=True):
+        if all(case.same_as(cases[0]) for case in cases):
+            yield cases[0]
+        else:
+            values, dims = together([which, *cases])
+            yield by_case(walk.terms, values[0], values[1:]).at(dims)
 
 
 def _inside(arg: Value, which: Value, case: int, count: int) -> Value:

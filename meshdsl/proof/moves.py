@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshdsl.proof.terms import NotProved
-from meshdsl.proof.values import Label, Part, Value, cut, fresh, relabelled
+from meshdsl.proof.values import (
+    Label,
+    Moved,
+    Part,
+    Parts,
+    Value,
+    axis_of,
+    cut,
+    fresh,
+    relabelled,
+    size_of,
+)
 
 Axes = Sequence[tuple[Label, int]]  # with their sizes, major first
 
@@ -25,14 +36,30 @@ def given_out(value: Value, dim: int, axes: Axes) -> Value:
     value, runs = cut(value, dim, [*(size for _, size in axes), rest])
     names = {}
     for (axis, _), run in zip(axes, runs, strict=False):
-        if len(run) != 1:
+        value, part = _in_one(value, run)
+        if part is None:
             raise NotProved(f"what devices along `{axis}` keep consists of several parts")
-        if run[0].label is not None:
-            names[run[0].label] = axis
+        if part.label is not None:
+            names[part.label] = axis
     if twice := [axis for axis in names.values() if axis in value.labels]:
         raise NotProved(f"devices along `{twice[0]}` differ, and each keeps another part")
     dims = [runs[-1] if d == dim else parts for d, parts in enumerate(value.dims)]
     return relabelled(Value(value.term, value.parts, tuple(dims)), names)
+
+
+def _in_one(value: Value, run: Parts) -> tuple[Value, Part | None]:
+    """`value` with one part in place of neighbouring ones; None if they are no neighbours."""
+    if len(run) == 1:
+        return value, run[0]
+    count = len(run)
+    for dim, parts in enumerate(value.parts):
+        for i in range(len(parts) - count + 1):
+            if parts[i : i + count] == run:
+                one = Part(size_of(run), fresh())
+                dims = list(value.parts)
+                dims[dim] = (*parts[:i], one, *parts[i + count :])
+                return Value(value.term, tuple(dims), value.dims), one
+    return value, None
 
 
 def gathered(value: Value, dim: int, axes: Axes) -> Value:
@@ -48,8 +75,46 @@ def exchanged(value: Value, cut_dim: int, joined_dim: int, axes: Axes) -> Value:
     return value.at((*front, *p) if d == joined_dim else p for d, p in enumerate(value.dims))
 
 
+def sent(value: Value, axis: str, sources: Sequence[int]) -> Value:
+    """What each device along an axis gets from another one, if each sends to one.
+
+    Args:
+      sources: for each place along the axis the place that something comes from.
+    """
+    names: dict[Label, Label] = {}
+    for label in value.labels:
+        if axis_of(label) == axis:
+            old = label.table if isinstance(label, Moved) else range(len(sources))
+            names[label] = moved_label(axis, [old[source] for source in sources])
+    return relabelled(value, names)
+
+
+def moved_label(axis: str, table: Sequence[int]) -> Label:
+    """The label of a part of which devices along an axis have these indices."""
+    return axis if list(table) == list(range(len(table))) else Moved(axis, tuple(table))
+
+
+def of_all_devices(value: Value, axes: Axes) -> Value:
+    """A value of which no order along axes matters, without what was sent along these.
+
+    Raises:
+      NotProved: it has more than one index along an axis.
+    """
+    names: dict[Label, Label] = {}
+    for label in value.labels:
+        if isinstance(label, Moved) and label.axis in dict(axes):
+            alone = [axis_of(other) for other in value.labels].count(label.axis) == 1
+            if not alone or len(set(label.table)) != len(label.table):
+                raise NotProved(f"what was sent along `{label.axis}` meets what is there")
+            names[label] = label.axis
+    return relabelled(value, names)
+
+
 def _held(value: Value, axes: Axes) -> tuple[Value, list[Part]]:
     """`value` with parts of its own in place of axes, and these parts, none of which has a dim."""
-    names = {axis: fresh() for axis, size in axes if axis in value.labels}
+    if moved := [label.axis for label in value.labels if isinstance(label, Moved)]:
+        if moved[0] in dict(axes):
+            raise NotProved(f"what was sent along `{moved[0]}` is put together")
+    names: dict[Label, Label] = {axis: fresh() for axis, size in axes if axis in value.labels}
     front = [Part(size, names.get(axis)) for axis, size in axes if size > 1]
     return relabelled(value, names), front

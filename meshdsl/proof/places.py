@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
 from meshdsl.proof.elements import converted
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
-from meshdsl.proof.moves import Axes, exchanged, gathered, given_out
+from meshdsl.proof.moves import Axes, exchanged, gathered, given_out, of_all_devices, sent
+from meshdsl.proof.rings import settled
 from meshdsl.proof.sums import extreme, linear, total
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import Part, Value, cut, fresh, unchanging
@@ -84,16 +87,18 @@ def _axis_index(walk: Walk, eqn) -> list[Value]:
 
 @lemma("psum", "psum_invariant")
 def _psum(walk: Walk, eqn, *values: Value) -> list[Value]:
-    sizes = dict(axes_of(walk, eqn, "axes"))
-    return [total(walk.terms, x, sizes, sizes) for x in values]
+    axes = axes_of(walk, eqn, "axes")
+    sizes = dict(axes)
+    return [total(walk.terms, of_all_devices(x, axes), sizes, sizes) for x in values]
 
 
 @lemma("pmax", "pmin")
 def _pmax(walk: Walk, eqn, *values: Value) -> list[Value]:
-    axes = [axis for axis, _ in axes_of(walk, eqn, "axes")]
+    axes = axes_of(walk, eqn, "axes")
     op = eqn.primitive.name[1:]
+    values = tuple(of_all_devices(x, axes) for x in values)
     pairs = zip(values, integer_dtypes(eqn), strict=True)
-    return [extreme(walk.terms, op, (dtype,), x, axes, x.dims) for x, dtype in pairs]
+    return [extreme(walk.terms, op, (dtype,), x, dict(axes), x.dims) for x, dtype in pairs]
 
 
 @lemma("all_gather", "all_gather_invariant")
@@ -108,7 +113,8 @@ def _all_gather(walk: Walk, eqn, *values: Value) -> list[Value]:
 def _reduce_scatter(walk: Walk, eqn, *values: Value) -> list[Value]:
     axes, dim = axes_of(walk, eqn, "axis_name"), eqn.params["scatter_dimension"]
     sizes = dict(axes)
-    found = [given_out(total(walk.terms, x, sizes, sizes), dim, axes) for x in values]
+    sums = [total(walk.terms, of_all_devices(x, axes), sizes, sizes) for x in values]
+    found = [given_out(x, dim, axes) for x in sums]
     if eqn.params["tiled"]:
         return found
     return [x.at(parts for d, parts in enumerate(x.dims) if d != dim) for x in found]
@@ -121,3 +127,14 @@ def _all_to_all(walk: Walk, eqn, *values: Value) -> list[Value]:
     axes = axes_of(walk, eqn, "axis_name")
     dims = eqn.params["split_axis"], eqn.params["concat_axis"]
     return [exchanged(x, *dims, axes) for x in values]
+
+
+@lemma("ppermute")
+def _ppermute(walk: Walk, eqn, *values: Value) -> list[Value]:
+    """Each device along an axis sends what it has to another one, and gets what a third one has."""
+    axes = [(axis, size) for axis, size in axes_of(walk, eqn, "axis_name") if size > 1]
+    sources = {target: source for source, target in eqn.params["perm"]}
+    if len(axes) > 1 or len(set(sources.values())) != prod(size for _, size in axes):
+        raise NotProved("there is no lemma for `ppermute`")
+    places = [sources[i] for i in range(len(sources))]
+    return [settled(walk.terms, sent(x, axes[0][0], places)) if axes else x for x in values]

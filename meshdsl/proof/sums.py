@@ -30,6 +30,8 @@ from meshdsl.proof.values import (
 ADDITIVE = {"cast", "real", "imag", "conj"}
 COMMUTATIVE = {"mul", "max", "min", "and", "or", "xor", "eq", "ne"}
 
+Pairs = list[tuple[Fraction, Value]]  # what is added up: numbers, and what each of them is times
+
 # How a sum goes into a term of another operation: a function of the terms, the value, the labels of
 # the parts to sum, and the sizes of all parts. None: it does not go in.
 Inwards = Callable[[Terms, Value, Collection[Label], Mapping[Label, int]], Value | None]
@@ -46,8 +48,38 @@ def inwards(*operations: str):
     return register
 
 
+# The one form of an operation of each element: a function of the terms, the operation, its
+# parameters and its arguments. None: it is as it is.
+Form = Callable[[Terms, str, tuple, Sequence[Value]], Value | None]
+FORMS: dict[str, list[Form]] = {}
+
+
+def form(*operations: str):
+    """Says of a function that it brings these operations to one form."""
+
+    def register(rule: Form) -> Form:
+        for operation in operations:
+            FORMS.setdefault(operation, []).append(rule)
+        return rule
+
+    return register
+
+
+# How some terms of a sum go together: functions of the terms and of all that is added up, each
+# with its factor. None: they do not.
+Together = Callable[[Terms, Pairs], Value | None]
+TOGETHER: list[Together] = []
+
+
 def is_zero(value: Value) -> bool:
     return value.term.op == "const" and value.term.params[1] in (0, False, "-0.0")
+
+
+def summands(value: Value) -> Pairs:
+    """What is added up in a value."""
+    if value.term.op == "sum":
+        return list(zip(value.term.params[0], arguments_of(value), strict=True))
+    return [] if is_zero(value) else [(Fraction(1), value)]
 
 
 def elementwise(
@@ -60,6 +92,10 @@ def elementwise(
         for value in values[:1] if op == "div" else values:
             if is_zero(value):
                 return value.at(dims)
+    for rule in FORMS.get(op, ()):
+        found = rule(terms, op, params, values)
+        if found is not None:
+            return found.at(dims)
     return made(terms, op, params, values, dims)
 
 
@@ -85,12 +121,16 @@ def linear(
         return Value(terms.constant(0, ""), (), ()).at(dims)
     if len(kept) == 1 and kept[0][0] == 1:
         return kept[0][1].at(dims)
+    for rule in TOGETHER:
+        result = rule(terms, kept)
+        if result is not None:
+            return result.at(dims)
     kept.sort(key=lambda pair: pair[1].term.number)
     factors = tuple(factor for factor, _ in kept)
     return made(terms, "sum", (factors,), [value for _, value in kept], dims)
 
 
-def _numbered(terms: Terms, pairs: list[tuple[Fraction, Value]]) -> list[tuple[Fraction, Value]]:
+def _numbered(terms: Terms, pairs: Pairs) -> Pairs:
     """`n * iota(m) + iota(n)` is `iota(m * n)`, along the dim of m and then that of n."""
     for i, (factor, major) in enumerate(pairs):
         for j, (unit, minor) in enumerate(pairs):
@@ -196,7 +236,7 @@ _LINEAR_IN = {
 
 
 @inwards(*_LINEAR_IN)
-def _of_linear(terms: Terms, value: Value, labels, sizes) -> Value | None:
+def of_linear(terms: Terms, value: Value, labels, sizes) -> Value | None:
     """A sum goes into an argument that alone changes along it."""
     op, params = value.term.op, value.term.params[:-2]
     args, along = opened(value)

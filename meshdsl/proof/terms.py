@@ -92,12 +92,14 @@ class Terms:
 
     Attributes:
       place: the equation that terms are made for at present.
+      branches: how many conditions are around that equation.
     """
 
     def __init__(self):
         self._known: dict[Hashable, Term] = {}
         self._all: list[Term] = []
         self.place: Place | None = None
+        self.branches = 0
 
     def __len__(self) -> int:
         return len(self._all)

@@ -21,9 +21,22 @@ from typing import NamedTuple
 
 from meshdsl.proof.terms import NotProved, Term, Terms
 
-# Of a part: a mesh axis; or a number, for a part of a dim of the local array or of the rounds of a
-# loop that is under way.
-Label = str | int
+
+class Moved(NamedTuple):
+    """The label of a part of which devices along an axis have indices that were sent to them.
+
+    Attributes:
+      axis: the mesh axis.
+      table: for each place along the axis the index that the device there has.
+    """
+
+    axis: str
+    table: tuple[int, ...]
+
+
+# Of a part: a mesh axis; an axis along which parts were sent on; or a number, for a part of a dim
+# of the local array or of the rounds of a loop that is under way.
+Label = str | int | Moved
 
 
 class Part(NamedTuple):
@@ -45,6 +58,11 @@ _labels = itertools.count()
 def fresh() -> int:
     """A label that no part has yet."""
     return next(_labels)
+
+
+def axis_of(label: Label | None) -> str:
+    """The mesh axis that a label is of; nothing if it is of none."""
+    return label.axis if isinstance(label, Moved) else label if isinstance(label, str) else ""
 
 
 def size_of(parts: Iterable[Part]) -> int:
@@ -83,7 +101,7 @@ class Value:
     @property
     def axes(self) -> list[str]:
         """The axes along which devices differ."""
-        return [label for label in self.labels if isinstance(label, str)]
+        return list(dict.fromkeys(axis for label in self.labels if (axis := axis_of(label))))
 
     def at(self, dims: Iterable[Parts]) -> Value:
         """The same term in a local array of other dims; what the term lacks has no label there."""
@@ -122,6 +140,11 @@ class Value:
         local = labelled(part for dim in self.dims for part in dim)
         others = {(label, size, where[label]) for label, size in self.labels.items()}
         return tuple(found), frozenset(other for other in others if other[0] not in local)
+
+
+def alike(a: Value, b: Value) -> bool:
+    """Whether both are the same elements of the same term, wherever they are in local arrays."""
+    return a.term is b.term and a.parts == b.parts
 
 
 def _tidy(dim: Parts, labels: Collection[Label]) -> Parts:

@@ -1,0 +1,180 @@
+"""Parts that go round the devices along an axis, of which each has every part once.
+
+What a device sent on is the same term as before, with another index (`values.Moved`). Where the
+devices add up what they make of each part, in whatever order, that is the sum over all parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshdsl.proof.assumed import THROUGH, again, rebuilt
+from meshdsl.proof.moves import moved_label
+from meshdsl.proof.products import name_of
+from meshdsl.proof.sums import TOGETHER, Pairs, form, linear, total
+from meshdsl.proof.terms import Terms
+from meshdsl.proof.values import (
+    Label,
+    Moved,
+    Part,
+    Value,
+    alike,
+    arguments_of,
+    axis_of,
+    fresh,
+    relabelled,
+)
+
+
+def _all_parts(terms: Terms, pairs: Pairs) -> Value | None:
+    """The sum over all parts, if each of some terms is of one part, each in its turn.
+
+    Not inside of a branch, which may be that of a part which is seen on a condition.
+    """
+    for _, value in [] if terms.branches else pairs:
+        for label in _sent(value):
+            found = _turns(terms, pairs, value, label)
+            if found is not None:
+                return found
+    return None
+
+
+def _turns(terms: Terms, pairs: Pairs, value: Value, label: Moved) -> Value | None:
+    """As `_all_parts`, where one of the terms is `value`, with the part that `label` says."""
+    here, size = fresh(), len(label.table)
+    whole = relabelled(value, {label: here})
+    names = {}
+    for number, other in pairs:
+        for its in other.labels:
+            if axis_of(its) == label.axis and alike(relabelled(other, {its: here}), whole):
+                names[its] = number, other
+    own = _merged(terms, whole, {here: label.axis}) if label.axis in whole.labels else None
+    for number, other in pairs:
+        if own is not None and alike(own, other):
+            names[label.axis] = number, other
+    if len(names) != size or len({number for number, _ in names.values()}) > 1:
+        return None
+    tables = [its.table if isinstance(its, Moved) else range(size) for its in names]
+    if any(len(set(indices)) != size for indices in zip(*tables, strict=True)):
+        return None
+    used = [name_of(other) for _, other in names.values()]
+    rest = [pair for pair in pairs if name_of(pair[1]) not in used]
+    found = total(terms, whole, {here}, {here: size})
+    return linear(terms, [*rest, (next(iter(names.values()))[0], found)], ())
+
+
+def _merged(terms: Terms, value: Value, names: dict[Label, Label]) -> Value | None:
+    """`value` with the same index along two parts, which have one label from now on.
+
+    None: it is not known how its operations are done with that.
+    """
+    both = {*names, *names.values()}
+    apart = lambda v: None if both <= v.labels.keys() else relabelled(v, names)
+    return rebuilt(terms, value, apart)
+
+
+def settled(terms: Terms, value: Value) -> Value:
+    """`value` with the sums over all parts in it, which were not taken inside of a branch."""
+    if terms.branches or value.term.op not in THROUGH or not _sent(value):
+        return value
+    args = arguments_of(value)
+    return again(terms, value, args, [settled(terms, arg) for arg in args])
+
+
+def _sent(value: Value) -> list[Moved]:
+    return [label for label in value.labels if isinstance(label, Moved)]
+
+
+# -- numbers of places -----------------------------------------------------------------------------
+
+_ON_PLACES = {
+    "and": np.bitwise_and,
+    "eq": np.equal,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "le": np.less_equal,
+    "lt": np.less,
+    "ne": np.not_equal,
+    "or": np.bitwise_or,
+    "rem": np.fmod,
+    "select_n": lambda which, *cases: np.choose(which.astype(int), cases),
+}
+
+
+_DTYPES = (), ("int32",), ("int64",)
+
+
+@form(*_ON_PLACES)
+def _on_places(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> Value | None:
+    """What is computed of whole numbers that depend on the place along one axis, or on nothing.
+
+    It is computed for each place. If each place has another number, it is that of a part that was
+    sent along the axis, or that times a number.
+    """
+    axes: dict[str, int] = {}
+    tables = [_table(value, axes) for value in values]
+    if len(axes) > 1 or any(table is None for table in tables) or params not in _DTYPES:
+        return None
+    if (op == "select_n" and tables[0].dtype != bool) or (op == "rem" and not tables[1].all()):
+        return None
+    ((axis, size),) = axes.items() or [("", 1)]
+    result = np.broadcast_to(_ON_PLACES[op](*tables), (size,))
+    if op == "select_n" and result.min() < 0:  # of unsigned numbers it would be another one
+        return None
+    if (result == result[0]).all():
+        return Value(terms.constant(result[0], bool if result.dtype == bool else "int32"), (), ())
+    step = 0 if result.dtype == bool else int(np.gcd.reduce(result))
+    if step and sorted(result // step) == list(range(size)):
+        part = Part(size, moved_label(axis, (result // step).tolist()))
+        return linear(terms, [(step, Value(terms.iota(size), ((part,),), ()))], ())
+    key = str(result.dtype), result.shape, result.tobytes()
+    return Value(terms.term("array", key, shape=(size,)), ((Part(size, axis),),), ())
+
+
+def _table(value: Value, axes: dict[str, int]) -> np.ndarray | None:
+    """The numbers of all places along an axis, which is noted; None if it is not known or none."""
+    op, params = value.term.op, value.term.params
+    if op == "const" and isinstance(params[1], (int, bool)):
+        return np.asarray(params[1])
+    if op == "sum":
+        tables = [_table(arg, axes) for arg in arguments_of(value)]
+        if any(table is None for table in tables) or any(n.denominator > 1 for n in params[0]):
+            return None
+        return sum(int(n) * t for n, t in zip(params[0], tables, strict=True))
+    if op not in ("iota", "array") or len(value.labels) != 1:
+        return None
+    ((label, size),) = value.labels.items()
+    if not (axis := axis_of(label)):
+        return None
+    axes[axis] = size
+    table = np.arange(size) if op == "iota" else np.frombuffer(params[2], np.dtype(params[0]))
+    return table[list(label.table)] if isinstance(label, Moved) else table
+
+
+TOGETHER.append(_all_parts)
+
+
+def at_index(terms: Terms, value: Value, label: Label, index: int) -> Value | None:
+    """`value` at an index of a part; None if it is not known how its operations are done there."""
+
+    def base(v: Value) -> Value | None:
+        if label not in v.labels:
+            return v
+        return _counted(terms, v, label, index) if v.term.op == "iota" else None
+
+    return rebuilt(terms, value, base)
+
+
+def _counted(terms: Terms, count: Value, label: Label, index: int) -> Value:
+    """What is counted along several parts, at an index of one of them."""
+    pairs, after = [], 1
+    for part in reversed(count.parts[0]):
+        size, its = part
+        if its == label:
+            pairs.append((after * index, Value(terms.constant(1, "int32"), (), ())))
+        else:
+            pairs.append((after, Value(terms.iota(size), ((part,),), ())))
+        after *= size
+    return linear(terms, pairs, ())
