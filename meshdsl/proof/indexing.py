@@ -9,7 +9,8 @@ from meshdsl.proof.along import Dim, alike, mapped
 from meshdsl.proof.elements import together
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.moves import Axes, given_out
-from meshdsl.proof.sums import inwards, linear, summed_over, total
+from meshdsl.proof.padding import unpadded_to
+from meshdsl.proof.sums import inwards, is_zero, linear, summed_over, total
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
     Part,
@@ -22,6 +23,7 @@ from meshdsl.proof.values import (
     made,
     opened,
     size_of,
+    unchanging,
 )
 
 
@@ -52,6 +54,10 @@ def sliced(walk: Walk, x: Value, ranges: Sequence[tuple[int, int, int]]) -> Valu
     changes = [d for d in cut if any(part.label is not None for part in x.dims[d])]
     free = [d for d in cut if d not in changes]
     x = x.at((Part(shape[d], None),) if d in free else p for d, p in enumerate(x.dims))
+    for d in changes:
+        x = unpadded_to(walk.terms, x, d, *ranges[d])
+    ranges = [(0, n, 1) if n == x.shape[d] else ranges[d] for d, n in enumerate(shape)]
+    changes = [d for d in changes if x.shape[d] != shape[d]]
     if not changes:
         return x
     params = tuple(tuple(ranges[d]) for d in changes)
@@ -60,6 +66,36 @@ def sliced(walk: Walk, x: Value, ranges: Sequence[tuple[int, int, int]]) -> Valu
         if found is not None:
             return found
     return alike(walk, "slice", (params,), [x], changes, shape)
+
+
+@lemma("pad")
+def _pad(walk: Walk, eqn, x: Value, value: Value) -> list[Value]:
+    config = eqn.params["padding_config"]
+    shape = eqn.outvars[0].aval.shape
+    touched = [d for d, each in enumerate(config) if tuple(each) != (0, 0, 0)]
+    if not touched:
+        return [x]
+    if is_zero(x) and is_zero(value):
+        return [x.at(unchanging(shape))]
+    for d in touched:
+        x = _padded(walk, x, value, d, *map(int, config[d]))
+    return [x]
+
+
+def _padded(walk: Walk, x: Value, value: Value, dim: int, low: int, high: int, between: int):
+    """`x` with `value` around the elements of a dim and between them; less than 0 cuts some off."""
+    ranks = range(len(x.dims))
+    if between == 0 and (low < 0 or high < 0):
+        start, limit = max(0, -low), x.shape[dim] - max(0, -high)
+        ranges = [(start, limit, 1) if d == dim else (0, n, 1) for d, n in enumerate(x.shape)]
+        x, low, high = sliced(walk, x, ranges), max(low, 0), max(high, 0)
+    if low == high == between == 0:
+        return x
+    links = [[d, None] for d in ranks if d != dim]
+    size = low + high + x.shape[dim] + between * max(x.shape[dim] - 1, 0)
+    dims: list[Dim] = [size if d == dim else (0, d) for d in ranks]
+    params = ((low, high, between),)
+    return mapped(walk, "pad", (params,), [x, value], [[dim], []], links, dims)
 
 
 @lemma("concatenate")
