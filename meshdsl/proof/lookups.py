@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from meshdsl.proof.sums import inwards, is_zero, linear
+from meshdsl.proof.sums import inwards, is_zero, linear, unpadded
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
     Part,
@@ -23,6 +23,7 @@ from meshdsl.proof.values import (
     Value,
     arguments_of,
     fresh,
+    labelled,
     made,
     opened,
     size_of,
@@ -71,6 +72,10 @@ def looked_up(terms: Terms, values: Sequence[Value], dims: Sequence[Parts]) -> V
 
 
 def _lookup(terms: Terms, table: Value, at: Value, rows: Parts, dims: Sequence[Parts]) -> Value:
+    """The term `lookup`. What is not among the rows is zero, so rows of zeros at the end may go."""
+    table, left = unpadded(terms, table, labelled(rows), lambda number: number == 0)
+    have = table.labels
+    rows = tuple(Part(n, label if label in have else None) for label, n in left.items()) or rows
     return made(terms, "lookup", (), [table, at], dims, along=[[rows], []])
 
 

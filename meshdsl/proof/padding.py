@@ -66,9 +66,10 @@ _EXACT: dict[str, dict[Number, Number]] = {
 }
 # Of all real numbers these make real numbers; and the others of all that are positive.
 _TOTAL = {
-    *("abs", "and", "cast", "ceil", "clamp", "convert_element_type", "cos", "erf", "erfc", "exp"),
-    *("expm1", "floor", "logistic", "max", "min", "mul", "not", "or", "reduce_and", "reduce_max"),
-    *("reduce_min", "reduce_or", "reduce_sum", "round", "sign", "sin", "square", "sum", "tanh"),
+    *("abs", "and", "cast", "ceil", "clamp", "concatenate", "convert_element_type", "cos", "erf"),
+    *("erfc", "exp", "expm1", "floor", "logistic", "max", "min", "mul", "not", "or", "pad"),
+    *("reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "round", "select_n"),
+    *("sign", "sin", "square", "sum", "tanh"),
 }
 _OF_POSITIVE = {"cbrt", "log", "log1p", "rsqrt", "sqrt"}
 
@@ -85,21 +86,19 @@ class Beyond:
     """What a term is wherever an index of it is `n` or more.
 
     Args:
-      index: None: all of the term, which does not change along the index that is meant.
-      alone: whether the padding alone depends on the term. Where elements do too, what does not
-        change along the index is taken for a real number, as it is for them.
+      index: None: all of the term, which does not change along the index that is meant. Such terms
+        are taken for real numbers, because elements are computed of them too.
     """
 
-    def __init__(self, terms: Terms, term: Term, index: int | None, n: int, alone: bool):
+    def __init__(self, terms: Terms, term: Term, index: int | None, n: int):
         self._terms, self._term, self._index, self._n = terms, term, index, n
-        self._alone = alone
 
     @classmethod
-    def of(cls, terms: Terms, term: Term, index: int | None, n: int, alone=False) -> Beyond:
-        key = cls, term.number, index, n, alone
+    def of(cls, terms: Terms, term: Term, index: int | None, n: int) -> Beyond:
+        key = cls, term.number, index, n
         found = terms.memo.get(key)
         if found is None:
-            found = terms.memo[key] = cls(terms, term, index, n, alone)
+            found = terms.memo[key] = cls(terms, term, index, n)
         return found
 
     @property
@@ -109,17 +108,12 @@ class Beyond:
     @functools.cached_property
     def _args(self) -> list[Beyond] | None:
         """The same of the arguments; None where the index is only a part of a dim of one."""
-        found, which = [], None
+        found = []
         for arg, view in zip(self._term.args, self._term.views, strict=True):
             have = [d for d, indices in enumerate(view or ()) if self._index in indices]
             if have and view is not None and view[have[0]] != (self._index,):
                 return None
-            # One of several cases may be there where none of the elements has it.
-            alone = self._alone or (which is not None and which.changes and which.number is None)
-            if which is not None and which.number is not None:
-                alone = True
-            found.append(Beyond.of(self._terms, arg, have[0] if have else None, self._n, alone))
-            which = found[0] if self._term.op == "select_n" else None
+            found.append(Beyond.of(self._terms, arg, have[0] if have else None, self._n))
         return found
 
     @property
@@ -147,7 +141,7 @@ class Beyond:
         op = self._term.op
         if self.number is not None:
             return math.isfinite(self.number)
-        if not self.changes and not self._alone:
+        if not self.changes:
             return True
         if op in ("argument", "iota") or op in _COMPARISONS:
             return True

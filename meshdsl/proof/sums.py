@@ -128,7 +128,7 @@ def total(
     have = value.labels
     inside = {label for label in labels if label in have}
     factor = prod(sizes[label] for label in labels if label not in have)
-    value, more = _unpadded(terms, value, inside, lambda number: number == 0)
+    value, more = unpadded(terms, value, inside, lambda number: number == 0)
     if more:
         left = inside & value.labels.keys() | more.keys()
         found = total(terms, value, left, {**have, **more}, dims)
@@ -137,15 +137,15 @@ def total(
     return linear(terms, [(factor, found)], dims) if factor != 1 else found.at(dims)
 
 
-def _unpadded(
+def unpadded(
     terms: Terms, value: Value, labels: Collection[Label], fits: Callable[[int | float], bool]
 ) -> tuple[Value, Mapping[Label, int]]:
     """See `padding.unpadded`."""
     if not value.term.pads or not labels:
         return value, {}
-    from meshdsl.proof.padding import unpadded  # which itself needs sums
+    from meshdsl.proof import padding  # which itself needs sums
 
-    return unpadded(terms, value, labels, fits)
+    return padding.unpadded(terms, value, labels, fits)
 
 
 def summed_over(terms: Terms, value: Value, parts: Iterable[Part], dims: Iterable[Parts]) -> Value:
@@ -267,7 +267,7 @@ def extreme(
         (arg,) = arguments_of(value)
         over |= labelled(lacking(arg, value)).keys()
         value = arg
-    value, more = _unpadded(terms, value, over, EXTREMES[op](*params))
+    value, more = unpadded(terms, value, over, EXTREMES[op](*params))
     over = {label for label in (*over, *more) if label in value.labels}
     if not over:
         return value.at(dims)
