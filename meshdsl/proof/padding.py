@@ -42,6 +42,7 @@ from meshdsl.proof.values import (
     opened,
     own_dims,
     relabelled,
+    size_of,
     whole,
 )
 
@@ -57,7 +58,6 @@ _EXACT: dict[str, dict[Number, Number]] = {
     "log1p": {0: 0},
     "logistic": {-math.inf: 0},
     "expm1": {0: 0},
-    "not": {False: True, True: False},
     "rsqrt": {1: 1},
     "sin": {0: 0},
     "sqrt": {0: 0, 1: 1},
@@ -69,9 +69,15 @@ _TOTAL = {
     *("abs", "and", "cast", "ceil", "clamp", "concatenate", "convert_element_type", "cos", "erf"),
     *("erfc", "exp", "expm1", "floor", "logistic", "max", "min", "mul", "not", "or", "pad"),
     *("reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "round", "select_n"),
-    *("sign", "sin", "square", "sum", "tanh"),
+    *("all", "log", "log1p", "rsqrt", "sign", "sin", "slice", "sqrt", "square", "sum", "tanh"),
 }
-_OF_POSITIVE = {"cbrt", "log", "log1p", "rsqrt", "sqrt"}
+# And these of all that are more than -1 or 0; see `least`.
+_OF_MORE_THAN = {"log": 0, "log1p": -1, "rsqrt": 0, "sqrt": -1}
+# Of numbers that are not negative these make such numbers, and of positive ones positive ones.
+_KEEPS_SIGN = {
+    *("all", "cast", "div", "min", "mul", "pad", "reduce_max", "reduce_min", "reduce_sum", "rsqrt"),
+    *("slice", "sqrt"),
+}
 
 
 def _number(term: Term) -> Number | None:
@@ -138,30 +144,69 @@ class Beyond:
     @functools.cached_property
     def real(self) -> bool:
         """Whether it is sure to be real numbers."""
-        op = self._term.op
+        term, op = self._term, self._term.op
         if self.number is not None:
             return math.isfinite(self.number)
         if not self.changes:
             return True
         if op in ("argument", "iota") or op in _COMPARISONS:
             return True
+        if op == "unknown":
+            return term.params[1]
+        if op == "pad" and self._index == len(term.shape) - 1:
+            return term.args[1].op != "unknown" or term.args[1].params[1]
         args = self._args
         if args is None or not args:
             return False
         if op == "select_n" and args[0].number is not None:
             return args[1 + int(args[0].number)].real
-        if op == "div":
-            return _quotient(args)
-        if op in _OF_POSITIVE:
-            return args[0].number is not None and args[0].number > 0
+        if op == "div" and not _divides(args[1]):
+            return False
+        if op in _OF_MORE_THAN and args[0].least <= _OF_MORE_THAN[op]:
+            return False
         return (op in _TOTAL or op in LINEAR_IN) and all(arg.real for arg in args)
 
+    @functools.cached_property
+    def least(self) -> int:
+        """1 if it is sure to be more than 0, 0 if it is sure not to be less, and else -1."""
+        term, op = self._term, self._term.op
+        if self.number is not None:
+            return (self.number > 0) - (self.number < 0)
+        args = self._args
+        if not args:
+            return -1
+        least = [arg.least for arg in args]
+        if op == "select_n":
+            return least[2] if least[1] == 0 and _is_zero_instead(term) else min(least[1:])
+        if op in ("exp", "logistic"):
+            return 1
+        if op in ("abs", "square"):
+            return 0
+        if op == "mul" and term.args[0] is term.args[1] and term.views[0] == term.views[1]:
+            return 0
+        if op == "sum" and min(term.params[0]) > 0:
+            return max(least) if min(least) >= 0 else -1
+        if op == "max":
+            return max(least)
+        return min(least) if op in _KEEPS_SIGN else -1
 
-def _quotient(args: Sequence[Beyond]) -> bool:
-    """Whether a quotient is sure to be real numbers."""
-    above, below = args
-    fine = bool(below.number) if below.changes or below.number is not None else below.real
-    return above.real and fine and below.number not in _INFINITE
+
+def _is_zero_instead(term: Term) -> bool:
+    """Whether a `select_n` is x where x is not 0, and something else where it is."""
+    which, x, _ = term.args
+    if which.op != "eq" or x not in which.args:
+        return False
+    at = which.args.index(x)
+    where = term.views[0], which.views[at]
+    if _number(which.args[1 - at]) != 0 or None in where:
+        return False
+    of_eq, of_x = where
+    return tuple(tuple(i for e in dim for i in of_eq[e]) for dim in of_x) == term.views[1]
+
+
+def _divides(below: Beyond) -> bool:
+    """Whether a quotient by this is sure to be a real number."""
+    return not below.changes or below.least > 0
 
 
 def _computed(op: str, params: tuple, args: Sequence[Beyond]) -> Number | None:
@@ -180,8 +225,12 @@ def _computed(op: str, params: tuple, args: Sequence[Beyond]) -> Number | None:
         real = all(arg.real or arg.number in _INFINITE for arg in args)
         return infinite.pop() if real and len(infinite) == 1 else None
     if op in LINEAR_IN and any(found[i] == 0 for i in LINEAR_IN[op]):
-        real = _quotient(args) if op == "div" else all(arg.real for arg in args)
+        real = all(arg.real for arg in args) and (op != "div" or _divides(args[1]))
         return 0 if real else None
+    if op == "pad":
+        return found[0] if found[0] == found[1] else None
+    if op == "not" and isinstance(found[0], bool):
+        return not found[0]
     if op in ADDITIVE or op in ("all", "reduce_max", "reduce_min", "reduce_and", "reduce_or"):
         return found[0]
     if op == "reduce_sum":
@@ -243,9 +292,13 @@ def _sliced(terms: Terms, value: Value, old: Part, new: Part) -> Value:
 def _of_pad(terms: Terms, args: Sequence[Value], run: Parts, new: Part) -> Value | None:
     """The first elements of what is padded at its end."""
     x, fill = args
-    if len(run) != 1 or run[0].label is None:
+    if size_of(run) >= new.size and all(part.label is None for part in run):
+        return x
+    if len(run) != 1:
         return None
     if run[0].size < new.size:
+        if fill.term.op != "const":
+            return None
         more = ((0, new.size - run[0].size, 0),)
         return made(terms, "pad", (more,), [x, fill], (), along=[[run], []], new=[(new,)])
     if run[0].size > new.size:
