@@ -279,6 +279,9 @@ def _restricted(terms: Terms, value: Value, old: Part, new: Part) -> Value:
 
 def _narrowed(terms: Terms, arg: Value, old: Part, new: Part) -> Value:
     """An argument, of the first indices of a part alone."""
+    if arg.term.op == "iota" and arg.parts[0][0] == old:
+        parts = (new, *arg.parts[0][1:])
+        return Value(terms.iota(size_of(parts)), (parts,), ())
     if (old,) in arg.parts:
         return restricted(terms, arg, arg.parts.index((old,)), new.size, new.label)
     return _sliced(terms, arg, old, new) if old.label in arg.labels else arg

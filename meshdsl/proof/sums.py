@@ -207,6 +207,7 @@ LINEAR_IN = {
     "cumsum": (0,),
     "div": (0,),
     "mul": (0, 1),
+    "pad": (0,),  # where zeros are around it
     "put": (1,),
     "rev": (0,),
     "slice": (0,),
@@ -220,6 +221,8 @@ def _of_linear(terms: Terms, value: Value, labels, sizes) -> Value | None:
     op, params = value.term.op, value.term.params[:-2]
     args, along = opened(value)
     new = own_dims(value, args)
+    if op == "pad" and not is_zero(args[1]):
+        return None
     for i in LINEAR_IN[op]:
         others = {label for j, arg in enumerate(args) if j != i for label in arg.labels}
         ready = {label for label in labels if label in args[i].labels and label not in others}
