@@ -56,12 +56,12 @@ CARRIED = Ends(after=3)  # of what is carried with its padding, on which element
 
 
 def ends_of(value: Value) -> tuple[End, ...]:
-    """The ends of those dims of a value that may be padded; one for each such dim."""
+    """The ends of those split dims of a value that may be padded; one for each such dim."""
     found: dict[int, End] = {}
     for index, n in sorted(value.term.pads, reverse=True):  # the least number of each comes last
         parts = value.parts[index]
         local = tuple(part for part in parts if not isinstance(part.label, str))
-        if local and local in value.dims and n > 1:
+        if local != parts and local in value.dims and n > 1:
             found[index] = End(value.dims.index(local), n, parts)
     return tuple(found.values())
 
