@@ -162,6 +162,15 @@ class _Run:
 
         return [self._in_groups(x, p["axis_name"], exchange) for x in values]
 
+    def _ppermute(self, p, values):
+        def moved(each):
+            found = [jnp.zeros_like(each[0])] * len(each)
+            for source, target in p["perm"]:
+                found[target] = each[source]
+            return found
+
+        return [self._in_groups(x, p["axis_name"], moved) for x in values]
+
     def _axis_index(self, p, values):
         return [jnp.asarray(self._numbers(_names(p["axis_name"])), jnp.int32)]
 
