@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from meshdsl.proof import lookups
 from meshdsl.proof.along import Dim, alike, mapped
+from meshdsl.proof.edges import put_together
 from meshdsl.proof.elements import together
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.moves import Axes, given_out
@@ -113,6 +114,10 @@ def _put_together(walk: Walk, values: Sequence[Value], dim: int) -> Value:
     values = [value for value in values if value.shape[dim]] or values[:1]
     if len(values) == 1:
         return values[0]
+    links = [[d] * len(values) for d in range(len(values[0].dims)) if d != dim]
+    found = put_together(walk.terms, aligned(values, links), dim)
+    if found is not None:
+        return found
     shape = [*values[0].shape]
     shape[dim] = sum(value.shape[dim] for value in values)
     return alike(walk, "concatenate", (), values, [dim], shape)

@@ -14,7 +14,7 @@ from math import prod
 
 import jax.numpy as jnp
 
-from meshdsl.proof.terms import Terms
+from meshdsl.proof.terms import Term, Terms
 from meshdsl.proof.values import (
     Label,
     Part,
@@ -84,6 +84,10 @@ def linear(
     for factor, value in pairs:
         add(Fraction(factor), value)
     kept = _numbered(terms, [(factor, value) for factor, value in found.values() if factor])
+    if len(kept) > 1 and any(_of_neighbours(value.term) for _, value in kept):
+        from meshdsl.proof import edges  # which itself needs sums
+
+        kept = edges.overlaps(terms, kept)
     if not kept:
         return Value(terms.constant(0, ""), (), ()).at(dims)
     if len(kept) == 1 and kept[0][0] == 1:
@@ -91,6 +95,10 @@ def linear(
     kept.sort(key=lambda pair: pair[1].term.number)
     factors = tuple(factor for factor, _ in kept)
     return made(terms, "sum", (factors,), [value for _, value in kept], dims)
+
+
+def _of_neighbours(term: Term) -> bool:
+    return term.op == "windows" or (term.op == "pad" and term.args[0].op == "windows")
 
 
 def _numbered(terms: Terms, pairs: list[tuple[Fraction, Value]]) -> list[tuple[Fraction, Value]]:
@@ -203,7 +211,6 @@ def _of_select(terms: Terms, value: Value, labels, sizes) -> Value | None:
 
 # Operations that are linear in some of their arguments, each taken by itself, and in which.
 LINEAR_IN = {
-    "convolution": (0, 1),
     "cumsum": (0,),
     "div": (0,),
     "mul": (0, 1),
@@ -212,6 +219,7 @@ LINEAR_IN = {
     "rev": (0,),
     "slice": (0,),
     "spread": (1,),
+    "windows": (0,),
 }
 
 
