@@ -14,18 +14,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshdsl.proof.lemmas import Walk, lemma
+from meshdsl.proof.places import axes_of
 from meshdsl.proof.sums import ADDITIVE, elementwise, is_zero, linear, total
-from meshdsl.proof.terms import Term, Terms
+from meshdsl.proof.terms import NotProved, Term, Terms
 from meshdsl.proof.values import (
     Part,
     Parts,
     Value,
     fresh,
+    made,
     opened,
     own_dims,
     size_of,
 )
-from meshdsl.proof.windows import Spec, made_of, specs_of, taken
+from meshdsl.proof.windows import Spec, made_of, moved, specs_of, taken
 
 
 class Edge(NamedTuple):
@@ -63,6 +66,13 @@ def edge(value: Value, axis: Part, rows: Parts) -> Edge:
                 break
             masks.append((by, table))
             value = args[2]
+        elif op == "sum" and set(params[0]) == {1}:
+            inside = lambda a: all(0 <= a - at < axis.size and t[a - at] for at, t in masks)
+            alive = [a - by for a in range(axis.size) if inside(a)]
+            some = [arg for arg in args if not _zero_on(arg, here, alive)]
+            if len(some) != 1:
+                break
+            (value,) = some
         elif own == [(here,)] and shifts(value.term):
             by -= params[0][0][1]
             (here,) = along[0][0]
@@ -86,6 +96,13 @@ def edge(value: Value, axis: Part, rows: Parts) -> Edge:
     return Edge(value, here, last, by, start, zeros)
 
 
+def _zero_on(value: Value, axis: Part, devices: Sequence[int]) -> bool:
+    """Whether a value is zeros on devices along an axis, because none is where it asks."""
+    if not shifts(value.term) or own_dims(value, opened(value)[0]) != [(axis,)]:
+        return False
+    return not any(0 <= a + value.term.params[0][0][1] < axis.size for a in devices)
+
+
 def shifts(term: Term) -> bool:
     """Whether a term is what devices along an axis have of others at one distance."""
     if term.op != "windows" or len(term.params[0]) != 1 or not term.params[-2][0]:
@@ -94,12 +111,97 @@ def shifts(term: Term) -> bool:
     return every == 1 and steps == (1,) and len(term.params[-2][0][0]) == 1
 
 
-def _table(which: Value, axis: Part) -> Sequence[bool] | None:
-    """Whether a condition holds, for each device along an axis, if it is known before the run."""
-    term = which.term
-    if term.op != "array" or term.params[0] != "bool" or which.parts != ((axis,),):
+def _table(value: Value, axis: Part) -> list[int] | None:
+    """What a value is on each device along an axis, if it is known before the program runs."""
+    term = value.term
+    if value.parts not in ((), ((axis,),)):
         return None
-    return np.frombuffer(term.params[-1], bool).tolist()
+    if term.op == "const" and isinstance(term.params[1], int):
+        return [term.params[1]] * axis.size
+    if term.op == "iota":
+        return list(range(axis.size))
+    if term.op == "array" and term.params[0] in ("bool", "int32"):
+        return np.frombuffer(term.params[-1], term.params[0]).tolist()
+    of_args = [_table(arg, axis) for arg in opened(value)[0]]
+    tables = [table for table in of_args if table is not None]
+    if not tables or len(tables) < len(of_args):
+        return None
+    each = list(zip(*tables, strict=True))
+    if term.op == "sum":
+        return [int(sum(f * x for f, x in zip(term.params[0], xs, strict=True))) for xs in each]
+    if term.op == "lt":
+        return [a < b for a, b in each]
+    return [cases[int(which)] for which, *cases in each] if term.op == "select_n" else None
+
+
+def _on(table: list[int] | None, devices: Sequence[int]) -> int | None:
+    """What is the same on some devices."""
+    found = {table[a] for a in devices} if table else set()
+    return found.pop() if len(found) == 1 else None
+
+
+@lemma("ppermute")
+def _ppermute(walk: Walk, eqn, x: Value) -> list[Value]:
+    """What devices at some distances have, each of which is that of all devices that are there."""
+    (axis, size), *more = axes_of(walk, eqn, "axis_name")
+    distances: dict[int, list[int]] = {}
+    for source, target in eqn.params["perm"]:
+        distances.setdefault(target - source, []).append(source)
+    found = []
+    for by, sources in sorted(distances.items()):
+        value = _on_devices(walk, x, Part(size, axis), sources)
+        if more or not by or len(sources) < size - abs(by) or not {axis} & value.labels.keys():
+            raise NotProved("there is no lemma for `ppermute`")
+        found.append((1, moved(walk.terms, value, axis, size, by).at(x.dims)))
+    return [linear(walk.terms, found, x.dims)]
+
+
+def _on_devices(walk: Walk, x: Value, axis: Part, devices: Sequence[int]) -> Value:
+    """A value that is the same as `x` on some devices along an axis, as simple as possible."""
+    args, along = opened(x)
+    if x.term.op == "sum":
+        args = [_on_devices(walk, arg, axis, devices) for arg in args]
+        return linear(walk.terms, zip(x.term.params[0], args, strict=True), x.dims)
+    if x.term.op == "select_n":
+        which = _on(_table(args[0], axis), devices)
+        return x if which is None else _on_devices(walk, args[1 + which], axis, devices)
+    if x.term.op == "dynamic_slice" and len(args) == 2 and len(along[0]) == 1:
+        start, own = _on(_table(args[1], axis), devices), own_dims(x, args)
+        (run,), (size,) = along[0], x.term.params[0]
+        if start is not None and run and run[0].label is not None:
+            start = min(max(start, 0), size_of(run) - size)
+            params = (((start, start + size, 1),),)
+            return made(walk.terms, "slice", params, args[:1], x.dims, along=[[run]], new=own)
+    return x
+
+
+def placed(terms: Terms, value: Value, dim: int, start: Value, size: int) -> Value | None:
+    """Zeros along a local dim of this size, but for a value that begins at `start`.
+
+    What comes from one distance may begin elsewhere than what comes from another one.
+    """
+    if len(start.parts) != 1 or len(start.parts[0]) != 1:
+        return None
+    (axis,), rows, new = start.parts[0], value.dims[dim], Part(size, fresh())
+    table, found = _table(start, axis), []
+    for factor, arg in _added(value):
+        here = [a for a in range(axis.size) if not _zero_on(arg, axis, [a])]
+        at = _on(table, here)
+        if at is None or any(part.label is None for part in rows):
+            return None
+        low = min(max(at, 0), size - size_of(rows))
+        params, zero = (((low, size - size_of(rows) - low, 0),),), terms.constant(0, "")
+        both = [arg, Value(zero, (), ())]
+        along = [[rows], []]
+        found.append((factor, made(terms, "pad", params, both, (), along=along, new=[(new,)])))
+    return linear(terms, found, [(new,) if d == dim else p for d, p in enumerate(value.dims)])
+
+
+def _added(value: Value) -> list[tuple[Fraction | int, Value]]:
+    """What is added up to a value, each with its factor."""
+    if value.term.op != "sum":
+        return [(1, value)]
+    return list(zip(value.term.params[0], opened(value)[0], strict=True))
 
 
 def _without(base: Value, *dims: Parts) -> tuple:
@@ -140,17 +242,15 @@ def overlaps(terms: Terms, pairs: Pairs) -> Pairs:
     """A sum in which rows that overlap are added up, as what is computed of all rows."""
     for _, value in pairs:
         args, _ = opened(value)
-        own = own_dims(value, args)
-        inner = value
+        own, inner = own_dims(value, args), value
         if value.term.op == "pad":
-            (inner,) = args[:1]
-            own = own_dims(value, args)
+            inner = args[0]
         elif shifts(value.term):
             own = own_dims(args[0], opened(args[0])[0])
-        if not shifts(inner.term) or len(own) != 1:
+        if not shifts(inner.term) or len(own) > 1:
             continue
         (axis,), *_ = own_dims(inner, opened(inner)[0])
-        found = _of_edges(terms, pairs, axis, own[0])
+        found = _of_edges(terms, pairs, axis, own[0] if own else ())
         if found is not None:
             return found
     return pairs

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from meshdsl.proof import lookups
 from meshdsl.proof.along import Dim, alike, mapped
-from meshdsl.proof.edges import put_together
+from meshdsl.proof.edges import placed, put_together
 from meshdsl.proof.elements import together
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.moves import Axes, given_out
@@ -264,6 +264,10 @@ def _dynamic_update_slice(walk: Walk, eqn, x: Value, new: Value, *starts: Value)
     touched = [d for d in ranks if new.shape[d] != x.shape[d]]
     if not touched:
         return [new]
+    if is_zero(x) and len(touched) == 1:
+        found = placed(walk.terms, new, touched[0], starts[touched[0]], x.shape[touched[0]])
+        if found is not None:
+            return [found]
     links = [[d, d, *[None] * len(touched)] for d in ranks if d not in touched]
     dims: list[Dim] = [x.shape[d] if d in touched else (0, d) for d in ranks]
     along = [touched, touched, *[[]] * len(touched)]

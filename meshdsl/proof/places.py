@@ -10,7 +10,6 @@ from meshdsl.proof.moves import Axes, exchanged, gathered, given_out
 from meshdsl.proof.sums import extreme, linear, total
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import Part, Value, cut, fresh, unchanging
-from meshdsl.proof.windows import moved
 
 
 @lemma("transpose")
@@ -113,18 +112,6 @@ def _reduce_scatter(walk: Walk, eqn, *values: Value) -> list[Value]:
     if eqn.params["tiled"]:
         return found
     return [x.at(parts for d, parts in enumerate(x.dims) if d != dim) for x in found]
-
-
-@lemma("ppermute")
-def _ppermute(walk: Walk, eqn, x: Value) -> list[Value]:
-    """What the device before has, or the one after, by some places, and zeros where none is."""
-    axes, pairs = axes_of(walk, eqn, "axis_name"), sorted(eqn.params["perm"])
-    (axis, size), by = axes[0], pairs[0][1] - pairs[0][0] if pairs else 0
-    all_of_them = [(a, a + by) for a in range(size) if 0 <= a + by < size]
-    found = moved(walk.terms, x, axis, size, by) if len(axes) == 1 else None
-    if found is None or pairs != all_of_them or by == 0:
-        raise NotProved("there is no lemma for `ppermute`")
-    return [found]
 
 
 @lemma("all_to_all")

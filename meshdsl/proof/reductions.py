@@ -80,13 +80,22 @@ def _convolution(walk: Walk, eqn, x: Value, w: Value) -> list[Value]:
     summed, windows = [*features], x
     settings = "window_strides", "rhs_dilation", "lhs_dilation", "padding"
     each = zip(left[2:], right[2:], result[2:], *(p[name] for name in settings), strict=True)
+    one_each = [d for d in left[2:] if not x.dims[d]]
     for of_x, of_w, of_result, stride, dilation, every, (before, _) in each:
         taps = tuple(
             part if part.label is not None else Part(part.size, fresh()) for part in w.dims[of_w]
         )
-        dims[of_result] = (Part(shape[of_result], fresh()),)
-        spec = Spec(x.dims[of_x], every, -before, ((stride, dims[of_result]), (dilation, taps)))
-        windows = taken(walk.terms, windows, spec)
+        dims[of_result] = (Part(shape[of_result], fresh()),) if shape[of_result] > 1 else ()
+        pieces = (stride, dims[of_result]), (dilation, taps)
+        if any(taps[0] in parts[1:] for parts in w.parts if taps):  # then they are of all devices
+            pieces = pieces[::-1]
+        spec = Spec(x.dims[of_x], every, -before, pieces)
+        of = ()
+        if of_x in one_each:
+            single = [p for p in windows.parts if len(p) == 1 and isinstance(p[0].label, str)]
+            behind = one_each.index(of_x) - len(one_each)
+            of = single[behind] if len(single) >= -behind else ()
+        windows = taken(walk.terms, windows, spec, of)
         if windows is None:
             return anything(walk, eqn, x, w)
         summed += taps

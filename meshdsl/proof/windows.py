@@ -57,19 +57,24 @@ class Spec(NamedTuple):
         return self.start + sum(step * (size_of(parts) - 1) for step, parts in self.pieces)
 
 
-def taken(terms: Terms, value: Value, new: Spec) -> Value | None:
-    """Windows of a value along parts of it, in a local array of no dims; None: no such parts."""
-    if not new.run or any(part.label is None for part in new.run):
+def taken(terms: Terms, value: Value, new: Spec, of: Parts = ()) -> Value | None:
+    """Windows of a value along parts of it, in a local array of no dims; None: no such parts.
+
+    Args:
+      of: where each device has one index of a dim, and `new.run` is empty, the axis.
+    """
+    if any(part.label is None for part in new.run):
         return None
     x, specs = specs_of(value)
-    for i, spec in enumerate(specs):
+    for i, spec in enumerate(specs if new.run else ()):
         split = _apart(spec.pieces, new.run)
         if split is not None:
             found = _composed(spec, split, new)
             specs[i] = found or spec
             return made_of(terms, x, specs) if found else _of_part(terms, value, [], new)
     for i, parts in enumerate(x.parts):
-        split = _apart(((1, parts),), new.run)
+        alone = (1, ((1, parts),)) if parts == of else None
+        split = _apart(((1, parts),), new.run) if new.run else alone
         if split is None:
             continue
         if any({*spec.run} & {*parts} for spec in specs):
@@ -80,7 +85,7 @@ def taken(terms: Terms, value: Value, new: Spec) -> Value | None:
             return _of_part(terms, x, specs, new)
         whole = Value(x.term, (*x.parts[:i], run, *x.parts[i + 1 :]), ())
         return made_of(terms, whole, [*specs, found])
-    return None
+    return None if new.run else _of_part(terms, x, specs, new)
 
 
 def _of_part(terms: Terms, x: Value, specs: Sequence[Spec], new: Spec) -> Value:
@@ -153,7 +158,7 @@ def made_of(terms: Terms, x: Value, specs: Sequence[Spec]) -> Value:
     if not kept:
         return x
     place = {part.label: i for i, part in enumerate(p for parts in x.parts for p in parts)}
-    kept.sort(key=lambda spec: place[spec.run[0].label])
+    kept.sort(key=lambda spec: place[spec.run[0].label] if spec.run else -1)
     params = tuple((s.every, s.start, tuple(step for step, _ in s.pieces)) for s in kept)
     new = [parts for spec in kept for _, parts in spec.pieces]
     along = [[spec.run for spec in kept]]
@@ -161,26 +166,23 @@ def made_of(terms: Terms, x: Value, specs: Sequence[Spec]) -> Value:
 
 
 def _joined(spec: Spec) -> Spec:
-    pieces = sorted(
-        ((step, parts) for step, parts in spec.pieces if parts),
-        key=lambda piece: (-piece[0], -size_of(piece[1])),
-    )
+    """`spec` with one new dim for any that are one. Of two that may be joined, the first is."""
+    pieces = [(step, parts) for step, parts in spec.pieces if parts]
     for i, (major, a) in enumerate(pieces):
         for j, (minor, b) in enumerate(pieces):
             if i != j and major == minor * size_of(b):
                 rest = [piece for k, piece in enumerate(pieces) if k not in (i, j)]
                 return _joined(spec._replace(pieces=((minor, (*a, *b)), *rest)))
+    pieces.sort(key=lambda piece: (-piece[0], -size_of(piece[1])))
     every, steps = spec.every, [step for step, _ in pieces]
     common = math.gcd(every, spec.start, *steps)
     pieces = [(step // common, parts) for step, parts in pieces]
     return Spec(spec.run, every // common, spec.start // common, tuple(pieces))
 
 
-def moved(terms: Terms, x: Value, axis: Label, size: int, by: int) -> Value | None:
-    """What devices along an axis have of those `by` places before them; None if they are alike."""
-    if axis not in x.labels:
-        return None
+def moved(terms: Terms, x: Value, axis: Label, size: int, by: int) -> Value:
+    """What devices along an axis have of those `by` places before them, which differ along it."""
     run = (Part(size, fresh()),)
     inner = relabelled(x, {axis: run[0].label})
     spec = Spec(run, 1, -by, ((1, (Part(size, axis),)),))
-    return made_of(terms, Value(inner.term, inner.parts, ()), [spec]).at(x.dims)
+    return made_of(terms, Value(inner.term, inner.parts, ()), [spec])
