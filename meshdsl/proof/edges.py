@@ -142,15 +142,24 @@ def _on(table: list[int] | None, devices: Sequence[int]) -> int | None:
 
 @lemma("ppermute")
 def _ppermute(walk: Walk, eqn, x: Value) -> list[Value]:
-    """What devices at some distances have, each of which is that of all devices that are there."""
+    """What devices at some distances have, each of which is that of all devices that are there.
+
+    What goes round among more than two devices is something else.
+    """
     (axis, size), *more = axes_of(walk, eqn, "axis_name")
     distances: dict[int, list[int]] = {}
     for source, target in eqn.params["perm"]:
         distances.setdefault(target - source, []).append(source)
-    found = []
+    found, round_ = [], size > 2 and any(by - size in distances for by in distances)
     for by, sources in sorted(distances.items()):
         value = _on_devices(walk, x, Part(size, axis), sources)
-        if more or not by or len(sources) < size - abs(by) or not {axis} & value.labels.keys():
+        if (
+            more
+            or round_
+            or not by
+            or len(sources) < size - abs(by)
+            or not {axis} & value.labels.keys()
+        ):
             raise NotProved("there is no lemma for `ppermute`")
         found.append((1, moved(walk.terms, value, axis, size, by).at(x.dims)))
     return [linear(walk.terms, found, x.dims)]
