@@ -95,6 +95,8 @@ def decided(terms: Terms, op: str, values: Sequence[Value]) -> Value | None:
         for one, other in (values, reversed(values)):
             if truth(one):
                 return other if one.term.params[1] == (op == "and") else one
+    if op == "lt" and values[0].term.op in ("argmax", "argmin") and is_zero(values[1]):
+        return Value(terms.constant(False, bool), (), ())
     if op == "lt" and values[0].term.op == "iota" and values[1].term.op == "const":
         number = values[1].term.params[1]
         if isinstance(number, int) and number >= values[0].term.shape[0]:

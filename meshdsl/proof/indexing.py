@@ -8,6 +8,7 @@ from meshdsl.proof import lookups
 from meshdsl.proof.along import Dim, alike, mapped
 from meshdsl.proof.edges import placed, put_together
 from meshdsl.proof.elements import together
+from meshdsl.proof.largest import of_largest
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.moves import Axes, given_out
 from meshdsl.proof.padding import unpadded_to
@@ -177,7 +178,8 @@ def _gather(walk: Walk, eqn, x: Value, at: Value) -> list[Value]:
         *integer_dtypes(eqn)[1:],
         *(() if _mode(eqn) == "clip" else (str(eqn.params["fill_value"]),)),
     )
-    return [mapped(walk, "gather", params, [x, at], [along, [len(at.dims) - 1]], links, dims)]
+    each = mapped(walk, "gather", params, [x, at], [along, [len(at.dims) - 1]], links, dims)
+    return [of_largest(walk.terms, each) or each]
 
 
 @lemma("scatter-add")

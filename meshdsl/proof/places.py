@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshdsl.proof.elements import converted
+from meshdsl.proof.largest import first_of_parts
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.moves import Axes, exchanged, gathered, given_out
 from meshdsl.proof.sums import extreme, linear, total
@@ -92,8 +93,11 @@ def _psum(walk: Walk, eqn, *values: Value) -> list[Value]:
 def _pmax(walk: Walk, eqn, *values: Value) -> list[Value]:
     axes = [axis for axis, _ in axes_of(walk, eqn, "axes")]
     op = eqn.primitive.name[1:]
-    pairs = zip(values, integer_dtypes(eqn), strict=True)
-    return [extreme(walk.terms, op, (dtype,), x, axes, x.dims) for x, dtype in pairs]
+    found = []
+    for x, dtype in zip(values, integer_dtypes(eqn), strict=True):
+        place = first_of_parts(walk.terms, x, axes) if op == "min" else None
+        found.append(place or extreme(walk.terms, op, (dtype,), x, axes, x.dims))
+    return found
 
 
 @lemma("all_gather", "all_gather_invariant")
