@@ -87,6 +87,9 @@ def _pad(walk: Walk, eqn, x: Value, value: Value) -> list[Value]:
 def _padded(walk: Walk, x: Value, value: Value, dim: int, low: int, high: int, between: int):
     """`x` with `value` around the elements of a dim and between them; less than 0 cuts some off."""
     ranks = range(len(x.dims))
+    if x.shape[dim] == 0:
+        size = max(low + high, 0)
+        return value.at(unchanging(size if d == dim else n for d, n in enumerate(x.shape)))
     if between == 0 and (low < 0 or high < 0):
         start, limit = max(0, -low), x.shape[dim] - max(0, -high)
         ranges = [(start, limit, 1) if d == dim else (0, n, 1) for d, n in enumerate(x.shape)]

@@ -224,14 +224,14 @@ def _computed(op: str, params: tuple, args: Sequence[Beyond]) -> Number | None:
         infinite = {f * x for f, x in zip(params[0], found, strict=True) if x in _INFINITE}
         real = all(arg.real or arg.number in _INFINITE for arg in args)
         return infinite.pop() if real and len(infinite) == 1 else None
+    if op == "pad":
+        return found[0] if found[0] == found[1] else None
     if op in LINEAR_IN and any(found[i] == 0 for i in LINEAR_IN[op]):
         real = all(arg.real for arg in args) and (op != "div" or _divides(args[1]))
         return 0 if real else None
-    if op == "pad":
-        return found[0] if found[0] == found[1] else None
     if op == "not" and isinstance(found[0], bool):
         return not found[0]
-    if op in ADDITIVE or op in ("all", "reduce_max", "reduce_min", "reduce_and", "reduce_or"):
+    if op in ("all", "cast", "reduce_max", "reduce_min", "reduce_and", "reduce_or"):
         return found[0]
     if op == "reduce_sum":
         return 0 if found[0] == 0 else None

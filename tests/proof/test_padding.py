@@ -142,6 +142,10 @@ WRONG = {
         lambda x, w: lax.pmin(masked(part(x, 1), 1, -jnp.inf).min(1), "a") + w[:5, 0],
     ),
     "one element less": (product, lambda x, w: whole(part(x, 1), 1, 9) @ w[:9]),
+    "other padding along another dim": (
+        lambda x, w: jnp.pad(x, ((0, 1), (0, 0)), constant_values=7).sum(1),
+        lambda x, w: summed(jnp.pad(part(x, 1), ((0, 1), (0, 0)), constant_values=7).sum(1)),
+    ),
     "padding before": (
         product,
         lambda x, w: (
