@@ -147,6 +147,8 @@ class Beyond:
         term, op = self._term, self._term.op
         if self.number is not None:
             return math.isfinite(self.number)
+        if op in ("const", "empty"):
+            return False
         if not self.changes:
             return True
         if op in ("argument", "iota") or op in _COMPARISONS:
@@ -154,7 +156,9 @@ class Beyond:
         if op == "unknown":
             return term.params[1]
         if op == "pad" and self._index == len(term.shape) - 1:
-            return term.args[1].op != "unknown" or term.args[1].params[1]
+            fill = term.args[1]
+            known = Beyond.of(self._terms, fill, None, self._n)
+            return fill.params[1] if fill.op == "unknown" else known.real
         args = self._args
         if args is None or not args:
             return False

@@ -142,6 +142,14 @@ WRONG = {
         lambda x, w: lax.pmin(masked(part(x, 1), 1, -jnp.inf).min(1), "a") + w[:5, 0],
     ),
     "one element less": (product, lambda x, w: whole(part(x, 1), 1, 9) @ w[:9]),
+    "zeros times what is no number": (
+        product,
+        lambda x, w: summed(part(x, 1) @ part(w, 0, jnp.nan)),
+    ),
+    "zeros times a case that is no number": (
+        product,
+        lambda x, w: summed(part(x, 1) @ masked(part(w, 0), 0, jnp.inf)),
+    ),
     "other padding along another dim": (
         lambda x, w: jnp.pad(x, ((0, 1), (0, 0)), constant_values=7).sum(1),
         lambda x, w: summed(jnp.pad(part(x, 1), ((0, 1), (0, 0)), constant_values=7).sum(1)),
