@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
-from meshdsl.proof.sums import is_zero
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import (
     Part,
@@ -18,7 +17,6 @@ from meshdsl.proof.values import (
     fresh,
     joined,
     made,
-    unchanging,
 )
 
 Dim = int | tuple[int, int]  # of a result: the size of a new dim, or an operand and its dim
@@ -158,19 +156,3 @@ def _matrices(walk: Walk, eqn, *values: Value) -> list[Value]:
         dims: list[Dim] = [*((0, d) for d in range(lead)), *var.aval.shape[lead:]]
         found.append(mapped(walk, name, (*params, i), values, along, links, dims))
     return found
-
-
-@lemma("pad")
-def _pad(walk: Walk, eqn, x: Value, value: Value) -> list[Value]:
-    config = eqn.params["padding_config"]
-    shape = eqn.outvars[0].aval.shape
-    touched = [d for d, each in enumerate(config) if tuple(each) != (0, 0, 0)]
-    if not touched:
-        return [x]
-    if is_zero(x) and is_zero(value):
-        return [x.at(unchanging(shape))]
-    ranks = range(len(shape))
-    links = [[d, None] for d in ranks if d not in touched]
-    dims: list[Dim] = [shape[d] if d in touched else (0, d) for d in ranks]
-    params = tuple(tuple(config[d]) for d in touched)
-    return [mapped(walk, "pad", (params,), [x, value], [touched, []], links, dims)]

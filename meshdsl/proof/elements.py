@@ -12,7 +12,7 @@ from meshdsl.proof import alone, lookups
 from meshdsl.proof.lemmas import Walk, lemma
 from meshdsl.proof.products import factors, product
 from meshdsl.proof.sums import elementwise, is_zero, linear, summands, total
-from meshdsl.proof.terms import NotProved
+from meshdsl.proof.terms import NotProved, Terms
 from meshdsl.proof.values import (
     Parts,
     Value,
@@ -84,6 +84,8 @@ def _each_element(walk: Walk, eqn, *given: Value) -> list[Value]:
         found = found or lookups.looked_up(terms, values, dims)
         if found is not None:
             return [found.at(dims)]
+    elif (found := decided(terms, op, values)) is not None:
+        return [found.at(dims)]
     elif op == "lt" and is_zero(values[1]) and _counts(values[0], eqn.invars[0].aval.dtype):
         return [Value(terms.constant(False, bool), (), ()).at(dims)]
     if integers and op not in ("mul", "select_n"):  # what it computes depends on signs and widths
@@ -95,6 +97,24 @@ def _each_element(walk: Walk, eqn, *given: Value) -> list[Value]:
         return [elementwise(terms, op, params, values, dims)]
     count = range(len(eqn.outvars))
     return [elementwise(terms, op, (*params, i), values, dims) for i in count]
+
+
+def decided(terms: Terms, op: str, values: Sequence[Value]) -> Value | None:
+    """One of the values, or a constant, if that is what an operation makes of them."""
+    if op == "select_n":
+        return _chosen(values)
+    truth = lambda value: value.term.op == "const" and isinstance(value.term.params[1], bool)
+    if op in ("and", "or"):
+        for one, other in (values, reversed(values)):
+            if truth(one):
+                return other if one.term.params[1] == (op == "and") else one
+    if op == "lt" and values[0].term.op in ("argmax", "argmin") and is_zero(values[1]):
+        return Value(terms.constant(False, bool), (), ())
+    if op == "lt" and values[0].term.op == "iota" and values[1].term.op == "const":
+        number = values[1].term.params[1]
+        if isinstance(number, int) and number >= values[0].term.shape[0]:
+            return Value(terms.constant(True, bool), (), ())
+    return None
 
 
 def _chosen(values: Sequence[Value]) -> Value | None:

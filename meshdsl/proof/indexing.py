@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 from meshdsl.proof import lookups
 from meshdsl.proof.along import Dim, alike, mapped
+from meshdsl.proof.edges import placed, put_together
 from meshdsl.proof.elements import together
+from meshdsl.proof.largest import of_largest
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.moves import Axes, given_out
+from meshdsl.proof.padding import unpadded_to
 from meshdsl.proof.rings import at_index
-from meshdsl.proof.sums import inwards, linear, summed_over, total
+from meshdsl.proof.sums import inwards, is_zero, linear, summed_over, total
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
     Part,
@@ -23,6 +26,7 @@ from meshdsl.proof.values import (
     made,
     opened,
     size_of,
+    unchanging,
 )
 
 
@@ -72,6 +76,10 @@ def sliced(walk: Walk, x: Value, ranges: Sequence[tuple[int, int, int]]) -> Valu
     changes = [d for d in cut if any(part.label is not None for part in x.dims[d])]
     free = [d for d in cut if d not in changes]
     x = x.at((Part(shape[d], None),) if d in free else p for d, p in enumerate(x.dims))
+    for d in changes:
+        x = unpadded_to(walk.terms, x, d, *ranges[d])
+    ranges = [(0, n, 1) if n == x.shape[d] else ranges[d] for d, n in enumerate(shape)]
+    changes = [d for d in changes if x.shape[d] != shape[d]]
     if not changes:
         return x
     params = tuple(tuple(ranges[d]) for d in changes)
@@ -82,14 +90,37 @@ def sliced(walk: Walk, x: Value, ranges: Sequence[tuple[int, int, int]]) -> Valu
     return alike(walk, "slice", (params,), [x], changes, shape)
 
 
-@lemma("unstack")
-def _unstack(walk: Walk, eqn, x: Value) -> list[Value]:
-    found, dim = [], eqn.params["axis"]
-    for i in range(x.shape[dim]):
-        ranges = [(i, i + 1, 1) if d == dim else (0, n, 1) for d, n in enumerate(x.shape)]
-        one = sliced(walk, x, ranges)
-        found.append(one.at(parts for d, parts in enumerate(one.dims) if d != dim))
-    return found
+@lemma("pad")
+def _pad(walk: Walk, eqn, x: Value, value: Value) -> list[Value]:
+    config = eqn.params["padding_config"]
+    shape = eqn.outvars[0].aval.shape
+    touched = [d for d, each in enumerate(config) if tuple(each) != (0, 0, 0)]
+    if not touched:
+        return [x]
+    if is_zero(x) and is_zero(value):
+        return [x.at(unchanging(shape))]
+    for d in touched:
+        x = _padded(walk, x, value, d, *map(int, config[d]))
+    return [x]
+
+
+def _padded(walk: Walk, x: Value, value: Value, dim: int, low: int, high: int, between: int):
+    """`x` with `value` around the elements of a dim and between them; less than 0 cuts some off."""
+    ranks = range(len(x.dims))
+    if x.shape[dim] == 0:
+        size = max(low + high, 0)
+        return value.at(unchanging(size if d == dim else n for d, n in enumerate(x.shape)))
+    if between == 0 and (low < 0 or high < 0):
+        start, limit = max(0, -low), x.shape[dim] - max(0, -high)
+        ranges = [(start, limit, 1) if d == dim else (0, n, 1) for d, n in enumerate(x.shape)]
+        x, low, high = sliced(walk, x, ranges), max(low, 0), max(high, 0)
+    if low == high == between == 0:
+        return x
+    links = [[d, None] for d in ranks if d != dim]
+    size = low + high + x.shape[dim] + between * max(x.shape[dim] - 1, 0)
+    dims: list[Dim] = [size if d == dim else (0, d) for d in ranks]
+    params = ((low, high, between),)
+    return mapped(walk, "pad", (params,), [x, value], [[dim], []], links, dims)
 
 
 @lemma("concatenate")
@@ -107,6 +138,10 @@ def _put_together(walk: Walk, values: Sequence[Value], dim: int) -> Value:
     values = [value for value in values if value.shape[dim]] or values[:1]
     if len(values) == 1:
         return values[0]
+    links = [[d] * len(values) for d in range(len(values[0].dims)) if d != dim]
+    found = put_together(walk.terms, aligned(values, links), dim)
+    if found is not None:
+        return found
     shape = [*values[0].shape]
     shape[dim] = sum(value.shape[dim] for value in values)
     return alike(walk, "concatenate", (), values, [dim], shape)
@@ -192,7 +227,8 @@ def _gather(walk: Walk, eqn, x: Value, at: Value) -> list[Value]:
         *integer_dtypes(eqn)[1:],
         *(() if _mode(eqn) == "clip" else (str(eqn.params["fill_value"]),)),
     )
-    return [mapped(walk, "gather", params, [x, at], [along, [len(at.dims) - 1]], links, dims)]
+    each = mapped(walk, "gather", params, [x, at], [along, [len(at.dims) - 1]], links, dims)
+    return [of_largest(walk.terms, each) or each]
 
 
 @lemma("scatter-add")
@@ -279,6 +315,10 @@ def _dynamic_update_slice(walk: Walk, eqn, x: Value, new: Value, *starts: Value)
     touched = [d for d in ranks if new.shape[d] != x.shape[d]]
     if not touched:
         return [new]
+    if is_zero(x) and len(touched) == 1:
+        found = placed(walk.terms, new, touched[0], starts[touched[0]], x.shape[touched[0]])
+        if found is not None:
+            return [found]
     links = [[d, d, *[None] * len(touched)] for d in ranks if d not in touched]
     dims: list[Dim] = [x.shape[d] if d in touched else (0, d) for d in ranks]
     along = [touched, touched, *[[]] * len(touched)]

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from meshdsl.proof.sums import elementwise, inwards, is_zero, linear, summands
+from meshdsl.proof.sums import elementwise, inwards, is_zero, linear, summands, unpadded
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
     Part,
@@ -24,6 +24,7 @@ from meshdsl.proof.values import (
     alike,
     arguments_of,
     fresh,
+    labelled,
     made,
     opened,
     size_of,
@@ -92,6 +93,10 @@ def same_number(terms: Terms, params: tuple, values: Sequence[Value]) -> Value |
 
 
 def _lookup(terms: Terms, table: Value, at: Value, rows: Parts, dims: Sequence[Parts]) -> Value:
+    """The term `lookup`. What is not among the rows is zero, so rows of zeros at the end may go."""
+    table, left = unpadded(terms, table, labelled(rows), lambda number: number == 0)
+    have = table.labels
+    rows = tuple(Part(n, label if label in have else None) for label, n in left.items()) or rows
     return made(terms, "lookup", (), [table, at], dims, along=[[rows], []])
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from meshdsl.program.jaxpr import scan_counts
 from meshdsl.proof.branches import by_case, times_exp
 from meshdsl.proof.elements import together
+from meshdsl.proof.ends import CARRIED, Ends, ends_of, narrowed, widened
 from meshdsl.proof.indexing import indexed
 from meshdsl.proof.lemmas import Walk, lemma
 from meshdsl.proof.rings import settled
@@ -33,7 +34,7 @@ from meshdsl.proof.values import (
 )
 
 _FEW = 64  # a loop has no more rounds if they are looked at one by one
-_TRIES = 8  # what a loop carries has the same parts before and after a round by then
+_TRIES = 16  # what a loop carries has the same parts before and after a round by then
 
 
 def combined(terms: Terms, op: str, params: tuple, values: Sequence[Value], **how) -> Value:
@@ -69,6 +70,8 @@ class Carried:
         self._known = {i: x for i, x in zeros if is_zero(x)}  # those that are no variables
         self._steps: dict[int, int] = {}  # of those that count rounds
         self._never: set[int] = set()  # those that seemed to be none
+        self._ends = [Ends()] * len(first)  # without what is after them each is carried
+        self._unknown = "unknown", fresh()  # a variable: what is after them
         self._like = [combined(walk.terms, "join", (), [value]) for value in first]
         self._before: list[Value] = []
         self._after: list[Value] = []
@@ -77,11 +80,16 @@ class Carried:
         found: list[Value] = []
         seen: dict[Hashable, int] = {}
         rounds = self._loop.rounds
-        for i, (first, like) in enumerate(zip(self._first, self._like, strict=True)):
+        for i, like in enumerate(self._like):
             if i in self._known:
                 found.append(self._known[i])
                 continue
-            known = self._loop.depth, first.term.number, like.term.views[0], like.term.shape
+            known = (
+                self._loop.depth,
+                self._start(i).term.number,
+                like.term.views[0],
+                like.term.shape,
+            )
             seen[known] = seen.get(known, 0) + 1
             name = "carried", *known, seen[known]
             ahead = (rounds,) if rounds else ()
@@ -106,15 +114,18 @@ class Carried:
         """
         for _ in range(_TRIES):
             self._before = self._variables()
-            self._after, others = body(self._before)
-            pairs = zip(self._before, self._after, strict=True)
-            if any(_sends_on(before, after) for before, after in pairs):
+            ends = [*self._ends]
+            pairs = zip(self._before, ends, strict=True)
+            given = [widened(self._terms, x, each, [self._unknown]) for x, each in pairs]
+            after, others = body(given)
+            if any(map(_sends_on, given, after)):
                 return None
-            settled = True
+            self._after = [self._without_padding(i, x) for i, x in enumerate(after)]
+            settled = self._ends == ends
             for i, (before, after) in enumerate(zip(self._before, self._after, strict=True)):
                 if i in self._known:
                     continue
-                known = self._without_variable(i, before, after)
+                known = None if ends[i].each else self._without_variable(i, before, after)
                 if known is not None:
                     self._known[i], settled = known, False
                     continue
@@ -124,17 +135,48 @@ class Carried:
             if not settled:
                 continue
             wrong = [i for i, known in self._known.items() if not self._stays(i, known)]
-            if not wrong:
+            if not wrong and not self._end():
                 return others
             self._never.update(wrong)
             for i in wrong:
                 del self._known[i]
         raise NotProved("what a loop carries is split otherwise after each of its rounds")
 
+    def _start(self, i: int) -> Value:
+        """What is carried at first, without padding that does not count."""
+        found = narrowed(self._terms, self._first[i], self._ends[i])
+        assert found is not None
+        return found
+
+    def _end(self) -> bool:
+        """Whether there is more that may be carried without its padding, as it is from now on."""
+        more = False
+        for i, after in enumerate(self._after):
+            if i in self._known or self._ends[i] != Ends():
+                continue
+            ends = Ends(ends_of(self._form(i, after)))
+            after = narrowed(self._terms, after, ends)
+            if ends.each and after and narrowed(self._terms, self._first[i], ends):
+                self._ends[i], more = ends, True
+                self._like[i] = self._form(i, after)
+        return more
+
+    def _without_padding(self, i: int, after: Value) -> Value:
+        """What is carried on, without its padding if what is before that does not depend on it."""
+        ends = self._ends[i]
+        found = narrowed(self._terms, after, ends)
+        if found is None or self._unknown in found.term.free:
+            self._ends[i] = CARRIED
+            self._like[i] = combined(self._terms, "join", (), [self._first[i]])
+            return after
+        if not all(ends.of(self._terms, value) for value in (self._first[i], after)):
+            self._ends[i] = ends._replace(after=ends.after + 1)
+        return found
+
     def _form(self, i: int, after: Value) -> Value:
         """A value with the dims of a variable, and the parts that it needs."""
         over = [label for label in labelled(self._loop.rounds) if label in after.labels]
-        return combined(self._terms, "join", (), [self._first[i], after], over=over)
+        return combined(self._terms, "join", (), [self._start(i), after], over=over)
 
     def _without_variable(self, i: int, before: Value, after: Value) -> Value | None:
         if i in self._never:
@@ -181,10 +223,11 @@ class Carried:
     def _names(self) -> dict[Hashable, int]:
         """The variables, each with the number of what is carried."""
         variables = [(i, value) for i, value in enumerate(self._before) if i not in self._known]
-        return {name: i for i, value in variables for name in value.term.free}
+        names = {name: i for i, value in variables for name in value.term.free}
+        return names | {self._unknown: -1}
 
     def _definition(self, i: int) -> Value:
-        values = [self._before[i], self._first[i], self._after[i]]
+        values = [self._before[i], self._start(i), self._after[i]]
         rounds = self._loop.rounds
         params = self._loop.reverse, size_of(rounds)
         along = [[rounds], [], [rounds]]
@@ -194,8 +237,8 @@ class Carried:
         """The terms that say what variables are, and what those are that they depend on."""
         names, found, left = self._names, {}, list(variables)
         while left:
-            i = names.get(left.pop())
-            if i is not None and i not in found:
+            i = names.get(left.pop(), -1)
+            if i >= 0 and i not in found:
                 found[i] = self._definition(i).term
                 left.extend(found[i].free)
         return tuple(sorted(found.values(), key=lambda term: term.number))
@@ -227,10 +270,11 @@ class Carried:
             elif i in self._known:
                 found.append(self._counted(i))
             elif added is not None:
-                found.append(self._all_added(first, added))
+                found.append(self._all_added(self._start(i), added))
             else:
                 last = self.closed("last", self._definition(i))
                 found.append(next(self._scaled(i), last))
+            found[-1] = widened(self._terms, found[-1], self._ends[i], [])
         return found
 
     def _all_added(self, first: Value, added: Value) -> Value:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import numpy as np
 
 from meshdsl.proof.elements import converted
+from meshdsl.proof.largest import first_of_parts
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
-from meshdsl.proof.moves import Axes, exchanged, gathered, given_out, of_all_devices, sent
-from meshdsl.proof.rings import settled
+from meshdsl.proof.moves import Axes, exchanged, gathered, given_out, of_all_devices
 from meshdsl.proof.sums import extreme, linear, total
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import Part, Value, cut, fresh, unchanging
@@ -96,9 +94,12 @@ def _psum(walk: Walk, eqn, *values: Value) -> list[Value]:
 def _pmax(walk: Walk, eqn, *values: Value) -> list[Value]:
     axes = axes_of(walk, eqn, "axes")
     op = eqn.primitive.name[1:]
-    values = tuple(of_all_devices(x, axes) for x in values)
-    pairs = zip(values, integer_dtypes(eqn), strict=True)
-    return [extreme(walk.terms, op, (dtype,), x, dict(axes), x.dims) for x, dtype in pairs]
+    found = []
+    for x, dtype in zip(values, integer_dtypes(eqn), strict=True):
+        x = of_all_devices(x, axes)
+        place = first_of_parts(walk.terms, x, dict(axes)) if op == "min" else None
+        found.append(place or extreme(walk.terms, op, (dtype,), x, dict(axes), x.dims))
+    return found
 
 
 @lemma("all_gather", "all_gather_invariant")
@@ -127,14 +128,3 @@ def _all_to_all(walk: Walk, eqn, *values: Value) -> list[Value]:
     axes = axes_of(walk, eqn, "axis_name")
     dims = eqn.params["split_axis"], eqn.params["concat_axis"]
     return [exchanged(x, *dims, axes) for x in values]
-
-
-@lemma("ppermute")
-def _ppermute(walk: Walk, eqn, *values: Value) -> list[Value]:
-    """Each device along an axis sends what it has to another one, and gets what a third one has."""
-    axes = [(axis, size) for axis, size in axes_of(walk, eqn, "axis_name") if size > 1]
-    sources = {target: source for source, target in eqn.params["perm"]}
-    if len(axes) > 1 or len(set(sources.values())) != prod(size for _, size in axes):
-        raise NotProved("there is no lemma for `ppermute`")
-    places = [sources[i] for i in range(len(sources))]
-    return [settled(walk.terms, sent(x, axes[0][0], places)) if axes else x for x in values]

@@ -16,8 +16,9 @@ from meshdsl.proof.values import (
     aligned,
     fresh,
     joined,
-    made,
+    unchanging,
 )
+from meshdsl.proof.windows import Spec, taken
 
 
 @lemma("reduce_sum")
@@ -67,20 +68,36 @@ def _widened(walk: Walk, eqn, *values: Value) -> list[Value]:
 
 @lemma("conv_general_dilated")
 def _convolution(walk: Walk, eqn, x: Value, w: Value) -> list[Value]:
-    """A sum over features of what each of them makes, along the dims of space."""
+    """A sum over features and taps: of windows along the dims of space, times the kernel."""
     p = eqn.params
     left, right, result = p["dimension_numbers"]
     if p["feature_group_count"] > 1 or p["batch_group_count"] > 1:
         return anything(walk, eqn, x, w)
-    says = ("window_strides", "padding", "lhs_dilation", "rhs_dilation")
     x, w = aligned(_widened(walk, eqn, x, w), [[left[1], right[1]]])
     features = joined([x.dims[left[1]], w.dims[right[1]]])
-    shape = eqn.outvars[0].aval.shape
-    space = [Part(shape[d], fresh()) for d in result[2:]]
-    of = dict(zip(result, [x.dims[left[0]], w.dims[right[0]], *((p,) for p in space)], strict=True))
-    dims = [of[d] for d in range(len(shape))]
-    along = [[x.dims[d] for d in left[2:]], [w.dims[d] for d in right[2:]]]
-    params = tuple(p[name] for name in says)
-    new = [(part,) for part in space if part.size != 1]
-    each = made(walk.terms, "convolution", params, [x, w], dims, along=along, new=new)
-    return [summed_over(walk.terms, each, features, dims)]
+    dims, shape = list(unchanging(eqn.outvars[0].aval.shape)), eqn.outvars[0].aval.shape
+    dims[result[0]], dims[result[1]] = x.dims[left[0]], w.dims[right[0]]
+    summed, windows = [*features], x
+    settings = "window_strides", "rhs_dilation", "lhs_dilation", "padding"
+    each = zip(left[2:], right[2:], result[2:], *(p[name] for name in settings), strict=True)
+    one_each = [d for d in left[2:] if not x.dims[d]]
+    for of_x, of_w, of_result, stride, dilation, every, (before, _) in each:
+        taps = tuple(
+            part if part.label is not None else Part(part.size, fresh()) for part in w.dims[of_w]
+        )
+        dims[of_result] = (Part(shape[of_result], fresh()),) if shape[of_result] > 1 else ()
+        pieces = (stride, dims[of_result]), (dilation, taps)
+        if any(taps[0] in parts[1:] for parts in w.parts if taps):  # then they are of all devices
+            pieces = pieces[::-1]
+        spec = Spec(x.dims[of_x], every, -before, pieces)
+        of = ()
+        if of_x in one_each:
+            single = [p for p in windows.parts if len(p) == 1 and isinstance(p[0].label, str)]
+            behind = one_each.index(of_x) - len(one_each)
+            of = single[behind] if len(single) >= -behind else ()
+        windows = taken(walk.terms, windows, spec, of)
+        if windows is None:
+            return anything(walk, eqn, x, w)
+        summed += taps
+    product = elementwise(walk.terms, "mul", (), [windows, w], [*dims, tuple(summed)])
+    return [summed_over(walk.terms, product, summed, dims)]

@@ -7,11 +7,14 @@ order, and a number that nothing depends on may be taken out of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from math import prod
 
-from meshdsl.proof.terms import Terms
+import jax.numpy as jnp
+
+from meshdsl.proof.terms import Term, Terms
 from meshdsl.proof.values import (
     Label,
     Part,
@@ -117,6 +120,10 @@ def linear(
     for factor, value in pairs:
         add(Fraction(factor), value)
     kept = _numbered(terms, [(factor, value) for factor, value in found.values() if factor])
+    if len(kept) > 1 and any(_of_neighbours(value.term) for _, value in kept):
+        from meshdsl.proof import edges  # which itself needs sums
+
+        kept = edges.overlaps(terms, kept)
     if not kept:
         return Value(terms.constant(0, ""), (), ()).at(dims)
     if len(kept) == 1 and kept[0][0] == 1:
@@ -128,6 +135,10 @@ def linear(
     kept.sort(key=lambda pair: pair[1].term.number)
     factors = tuple(factor for factor, _ in kept)
     return made(terms, "sum", (factors,), [value for _, value in kept], dims)
+
+
+def _of_neighbours(term: Term) -> bool:
+    return term.op == "windows" or (term.op == "pad" and term.args[0].op == "windows")
 
 
 def _numbered(terms: Terms, pairs: Pairs) -> Pairs:
@@ -165,8 +176,24 @@ def total(
     have = value.labels
     inside = {label for label in labels if label in have}
     factor = prod(sizes[label] for label in labels if label not in have)
+    value, more = unpadded(terms, value, inside, lambda number: number == 0)
+    if more:
+        left = inside & value.labels.keys() | more.keys()
+        found = total(terms, value, left, {**have, **more}, dims)
+        return linear(terms, [(factor, found)], dims) if factor != 1 else found
     found = _inwards(terms, value, inside, {**sizes, **have}) if inside else value
     return linear(terms, [(factor, found)], dims) if factor != 1 else found.at(dims)
+
+
+def unpadded(
+    terms: Terms, value: Value, labels: Collection[Label], fits: Callable[[int | float], bool]
+) -> tuple[Value, Mapping[Label, int]]:
+    """See `padding.unpadded`."""
+    if not value.term.pads or not labels:
+        return value, {}
+    from meshdsl.proof import padding  # which itself needs sums
+
+    return padding.unpadded(terms, value, labels, fits)
 
 
 def summed_over(terms: Terms, value: Value, parts: Iterable[Part], dims: Iterable[Parts]) -> Value:
@@ -223,25 +250,28 @@ def _of_select(terms: Terms, value: Value, labels, sizes) -> Value | None:
 
 
 # Operations that are linear in some of their arguments, each taken by itself, and in which.
-_LINEAR_IN = {
-    "convolution": (0, 1),
+LINEAR_IN = {
     "cumsum": (0,),
     "div": (0,),
     "mul": (0, 1),
+    "pad": (0,),  # where zeros are around it
     "put": (1,),
     "rev": (0,),
     "slice": (0,),
     "spread": (1,),
+    "windows": (0,),
 }
 
 
-@inwards(*_LINEAR_IN)
+@inwards(*LINEAR_IN)
 def of_linear(terms: Terms, value: Value, labels, sizes) -> Value | None:
     """A sum goes into an argument that alone changes along it."""
     op, params = value.term.op, value.term.params[:-2]
     args, along = opened(value)
     new = own_dims(value, args)
-    for i in _LINEAR_IN[op]:
+    if op == "pad" and not is_zero(args[1]):
+        return None
+    for i in LINEAR_IN[op]:
         others = {label for j, arg in enumerate(args) if j != i for label in arg.labels}
         ready = {label for label in labels if label in args[i].labels and label not in others}
         if not ready:
@@ -253,6 +283,23 @@ def of_linear(terms: Terms, value: Value, labels, sizes) -> Value | None:
             found = made(terms, op, params, args, value.dims, along=along, new=new)
         return total(terms, found, set(labels) - ready, sizes)
     return None
+
+
+def _no_larger(dtype: str) -> Callable[[int | float], bool]:
+    return lambda number: number <= (jnp.iinfo(dtype).min if dtype else -math.inf)
+
+
+def _no_smaller(dtype: str) -> Callable[[int | float], bool]:
+    return lambda number: number >= (jnp.iinfo(dtype).max if dtype else math.inf)
+
+
+# For operations of `extreme`, whether a number is sure not to be the result.
+EXTREMES: dict[str, Callable[[str], Callable[[int | float], bool]]] = {
+    "max": _no_larger,
+    "min": _no_smaller,
+    "and": lambda dtype: lambda number: number is True,
+    "or": lambda dtype: lambda number: number is False,
+}
 
 
 def extreme(
@@ -271,4 +318,8 @@ def extreme(
         (arg,) = arguments_of(value)
         over |= labelled(lacking(arg, value)).keys()
         value = arg
+    value, more = unpadded(terms, value, over, EXTREMES[op](*params))
+    over = {label for label in (*over, *more) if label in value.labels}
+    if not over:
+        return value.at(dims)
     return made(terms, f"reduce_{op}", params, [value], dims, over=over)

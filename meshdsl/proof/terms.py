@@ -63,11 +63,12 @@ class Term:
         None for an argument that only says what a variable of a loop is.
       shape: the sizes of the indices that are dims of the result.
       free: the variables of loops that it depends on, and that no loop in it binds.
+      pads: pairs of an index and a number of elements: those after may be padding; see `padding`.
       number: terms are numbered in the order in which they are made.
       place: the equation that it was first made for.
     """
 
-    __slots__ = ("args", "free", "number", "op", "params", "place", "shape", "views")
+    __slots__ = ("args", "free", "number", "op", "pads", "params", "place", "shape", "views")
 
     def __init__(
         self,
@@ -82,15 +83,46 @@ class Term:
     ):
         self.op, self.params, self.args, self.views = op, params, args, views
         self.shape, self.free, self.number, self.place = shape, free, number, place
+        self.pads = _pads(self)
 
     def __repr__(self) -> str:
         return f"{self.op}:{self.number}{list(self.shape)}"
+
+
+def _pads(term: Term) -> frozenset[tuple[int, int]]:
+    """The pads of a term: its own, and those of its arguments."""
+    if term.op == "pad" and term.params[0][0][0] == term.params[0][0][2] == 0:
+        own = (len(term.shape) - 1, term.shape[-1] - term.params[0][0][1])
+    elif term.op == "spread" and term.shape:
+        own = (len(term.shape) - 1, 0)
+    elif (count := counted_to(term)) is not None:
+        own = (0, count)
+    elif not any(arg.pads for arg in term.args):
+        return frozenset()
+    else:
+        own = None
+    found = {
+        (view[dim][0], n)
+        for arg, view in zip(term.args, term.views, strict=True)
+        for dim, n in arg.pads
+        if view is not None and len(view[dim]) == 1 and view[dim][0] >= 0
+    }
+    return frozenset(found if own is None else {*found, own})
+
+
+def counted_to(term: Term) -> int | None:
+    """n, where a term says which of the numbers 0, 1, ... are less than n, and some are not."""
+    if term.op != "lt" or term.args[0].op != "iota" or term.args[1].op != "const":
+        return None
+    n = term.args[1].params[1]
+    return n if isinstance(n, int) and 0 < n < term.shape[0] else None
 
 
 class Terms:
     """All terms of a proof.
 
     Attributes:
+      memo: what `padding` has found out about terms.
       place: the equation that terms are made for at present.
       branches: how many conditions are around that equation.
     """
@@ -98,6 +130,7 @@ class Terms:
     def __init__(self):
         self._known: dict[Hashable, Term] = {}
         self._all: list[Term] = []
+        self.memo: dict[Hashable, Any] = {}
         self.place: Place | None = None
         self.branches = 0
 

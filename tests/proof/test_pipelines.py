@@ -9,11 +9,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
+from meshdsl.proof.simulated import evaluated
 from meshdsl.train.stored_layout import find_layout
 from tests.helpers import only
 from tests.proof.common import proof as proof_of_step
 from tests.proof.common import same
-from tests.proof.simulated import evaluated
 from tests.proof.test_programs import mapped, proof
 
 STAGES, ITEMS, ROWS = 2, 4, 2

@@ -2,7 +2,6 @@
 
 import pytest
 
-import meshdsl as md
 from meshdsl.proof.simulated import evaluated
 from meshdsl.train.stored_layout import find_layout
 from tests.helpers import only
@@ -58,8 +57,3 @@ def test_what_is_not_proved_is_not_said_to_be(name):
     )
     assert found.doubt is not None
     assert "params.embedding.table" in found.doubt.results
-
-
-def test_a_split_that_does_not_divide_is_not_proved():
-    uneven = {"rule": "d_ff -> model", "uneven": "pad"}
-    assert not proof(md.Layout([uneven], mesh={"model": 3})).proved
