@@ -310,7 +310,7 @@ def _scan(walk: Walk, eqn, *values: Value) -> list[Value]:
     return [*carried.last(), *map(carried.of_all_rounds, others)]
 
 
-def _one_by_one(walk: Walk, p, consts, carried: Sequence[Value], lists) -> Sequence[Value]:
+def _one_by_one(walk: Walk, p, consts, carried: Sequence[Value], lists) -> list[Value]:
     """What a loop carries in the end, found round by round.
 
     Raises:
@@ -324,7 +324,7 @@ def _one_by_one(walk: Walk, p, consts, carried: Sequence[Value], lists) -> Seque
         carried = walk.run(p["jaxpr"], [*consts, *carried, *each])
         if len(carried) > count:
             raise NotProved("there is no lemma for what rounds make in which parts are sent on")
-    return carried
+    return list(carried)
 
 
 @inwards("all")

@@ -132,7 +132,7 @@ def _all_to_all(walk: Walk, eqn, *values: Value) -> list[Value]:
 @lemma("ppermute")
 def _ppermute(walk: Walk, eqn, *values: Value) -> list[Value]:
     """Each device along an axis sends what it has to another one, and gets what a third one has."""
-    axes = [(axis, size) for axis, size in axes_of(walk, eqn, "axis_name") if size > 1]
+    axes = [(str(axis), size) for axis, size in axes_of(walk, eqn, "axis_name") if size > 1]
     sources = {target: source for source, target in eqn.params["perm"]}
     if len(axes) > 1 or len(set(sources.values())) != prod(size for _, size in axes):
         raise NotProved("there is no lemma for `ppermute`")
