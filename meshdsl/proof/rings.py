@@ -101,9 +101,7 @@ _ON_PLACES = {
     "rem": np.fmod,
     "select_n": lambda which, *cases: np.choose(which.astype(int), cases),
 }
-
-
-_DTYPES = (), ("int32",), ("int64",)
+_DTYPES = (), ("int32",), ("int64",)  # parameters of these: of bools, and of signed numbers
 
 
 @form(*_ON_PLACES)
