@@ -12,6 +12,7 @@ from meshdsl.commands.analysis import analysis_of, configured, target_of
 from meshdsl.commands.output import check_files, write_file
 from meshdsl.predict.compiler.options import parse_options
 from meshdsl.predict.compiler.topology import compile_only, target_devices
+from meshdsl.proof.certificate import Certificate
 from meshdsl.tools import compiled_text, explanation_text
 from meshdsl.tools.compare import Case, side_by_side, table
 from meshdsl.tools.page import page
@@ -52,9 +53,15 @@ def compile_step(arguments: argparse.Namespace) -> int:
     found = compiled.report
     if arguments.html:
         write_file(arguments.html, page(compiled.explained_as_compiled()))
+    proof = analysis.verify()
     if arguments.save and compiled.executable is not None:
         compiled.subject.save(compiled.executable, arguments.save, found.options)
-    print(json.dumps(found.to_dict()) if arguments.json else compiled_text.describe(found))
+        certificate = arguments.save.with_name(f"{arguments.save.name}.proof.json")
+        Certificate.of(compiled.subject.made_from, proof).write(certificate)
+    if arguments.json:
+        print(json.dumps({**found.to_dict(), "proof": proof.to_dict()}))
+    else:
+        print(f"{compiled_text.describe(found)}\n\n{compiled_text.proof_text(found, proof)}")
     return NOTHING_FITS if found.fits is False else 0
 
 

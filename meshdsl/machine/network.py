@@ -148,9 +148,7 @@ class Network:
         elif size > spread:
             levels.append(_switch("switch", size // spread, chip.link_bandwidth, chip.link_latency))
         if spread > 1:
-            levels.append(
-                _switch("scale-out", spread, chip.scale_out_bandwidth, chip.scale_out_latency)
-            )
+            levels.append(_scale_out(spread, chip))
         return tuple(levels)
 
     def _within_slices(self, axes: tuple[str, ...]) -> int:
@@ -171,6 +169,20 @@ def _switch(kind: str, size: int, bandwidth: float, latency: float) -> Level:
     """A level where any device reaches any other in one hop, so that a gather goes by doubling."""
     route = Route(bandwidth, math.ceil(math.log2(size)))
     return Level(kind, size, latency, bandwidth, sum=route, gather=route, scatter=route)
+
+
+def _scale_out(size: int, chip: Chip) -> Level:
+    """The level of slices, nodes, or processes of CPU devices.
+
+    Between the latter gloo sends nothing before the receiver has told the sender that it waits for
+    it, so that a hop is there and back, and its sums go along a ring, in twice as many hops as
+    there are other processes (measured: `python -m benchmarks.slow_network`).
+    """
+    latency, bandwidth = chip.scale_out_latency, chip.scale_out_bandwidth
+    if chip.kind != "cpu":
+        return _switch("scale-out", size, bandwidth, latency)
+    level = _switch("scale-out", size, bandwidth, 2 * latency)
+    return replace(level, sum=Route(bandwidth, size - 1))
 
 
 def _distinct(values: np.ndarray) -> np.ndarray:
@@ -304,7 +316,7 @@ def levels_of_form(form: str, chip: Chip) -> tuple[Level, ...]:
     inside, nodes = (*map(int, form.split("x")), 1)[:2]
     levels = (
         _switch("switch", inside, chip.link_bandwidth, chip.link_latency),
-        _switch("scale-out", nodes, chip.scale_out_bandwidth, chip.scale_out_latency),
+        _scale_out(nodes, chip),
     )
     return tuple(level for level in levels if level.size > 1)
 

@@ -29,6 +29,8 @@ class Collective:
       bytes: of one execution on one device: the larger of its operand and its result.
       dtype: NumPy's name, such as `bfloat16`.
       scope: the name stack that it was traced in.
+      whole: whether the devices that work together are all those along the axes, in their order;
+        what a compiler makes need not be.
     """
 
     operation: str
@@ -37,6 +39,7 @@ class Collective:
     bytes: int
     dtype: str
     scope: str = ""
+    whole: bool = True
 
     @property
     def phase(self) -> str:

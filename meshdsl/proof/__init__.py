@@ -7,9 +7,10 @@ are equal into one form: sums go inwards, and what is linear is added up (`sums`
 one object. So the programs agree, up to the order of sums, if each result is the same object in
 both. `docs/verify.md` has the theorem, and what is trusted.
 
-Nothing here knows of layouts, or of how programs are lowered.
+`verified` says what is proved of a recorded program, and `certificate` keeps it in a file. Nothing
+here knows of layouts, or of how programs are lowered.
 """
 
-from meshdsl.proof.prove import Proof, Reference, prove
+from meshdsl.proof.prove import Proof, Reference, lemmas_of, prove
 
-__all__ = ["Proof", "Reference", "prove"]
+__all__ = ["Proof", "Reference", "lemmas_of", "prove"]

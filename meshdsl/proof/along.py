@@ -114,12 +114,50 @@ def _rev(walk: Walk, eqn, x: Value) -> list[Value]:
     return [alike(walk, "rev", (), [x], touched, x.shape) if touched else x]
 
 
-@lemma("argmax", "argmin")
-def _argmax(walk: Walk, eqn, x: Value) -> list[Value]:
-    (at,) = eqn.params["axes"]
-    kept = [d for d in range(len(x.dims)) if d != at]
+@lemma("argmax", "argmin", "reduce_prod", "reduce_xor")
+def _reduced(walk: Walk, eqn, x: Value) -> list[Value]:
+    gone = eqn.params["axes"]
+    kept = [d for d in range(len(x.dims)) if d not in gone]
     links, dims = [[d] for d in kept], [(0, d) for d in kept]
-    return [mapped(walk, eqn.primitive.name, integer_dtypes(eqn), [x], [[at]], links, dims)]
+    return [mapped(walk, eqn.primitive.name, integer_dtypes(eqn), [x], [gone], links, dims)]
+
+
+@lemma("top_k")
+def _top_k(walk: Walk, eqn, x: Value) -> list[Value]:
+    params, at = (eqn.params["k"], *integer_dtypes(eqn)), eqn.params["axis"]
+    shape = eqn.outvars[0].aval.shape
+    return [alike(walk, "top_k", (*params, i), [x], [at], shape) for i in range(2)]
+
+
+@lemma("reduce_window_sum", "reduce_window_max", "reduce_window_min")
+def _windows(walk: Walk, eqn, x: Value) -> list[Value]:
+    p = eqn.params
+    names = "window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation"
+    each = list(zip(*(p[name] for name in names), strict=True))
+    touched = [d for d, how in enumerate(each) if how != (1, 1, (0, 0), 1, 1)]
+    params = tuple(each[d] for d in touched), *integer_dtypes(eqn)
+    return [alike(walk, eqn.primitive.name, params, [x], touched, eqn.outvars[0].aval.shape)]
+
+
+# Of matrices, and of vectors beside them, which are the last dims. Those before are a batch.
+_MATRICES = (
+    *("cholesky", "eig", "eigh", "geqrf", "householder_product", "lu", "qr", "svd"),
+    "triangular_solve",
+)
+
+
+@lemma("fft", *_MATRICES)
+def _matrices(walk: Walk, eqn, *values: Value) -> list[Value]:
+    name, p = eqn.primitive.name, eqn.params
+    lead = len(values[0].dims) - (len(p["fft_lengths"]) if name == "fft" else 2)
+    params = tuple((key, str(value)) for key, value in sorted(p.items()))
+    along = [range(lead, len(value.dims)) for value in values]
+    links = [[d] * len(values) for d in range(lead)]
+    found = []
+    for i, var in enumerate(eqn.outvars):
+        dims: list[Dim] = [*((0, d) for d in range(lead)), *var.aval.shape[lead:]]
+        found.append(mapped(walk, name, (*params, i), values, along, links, dims))
+    return found
 
 
 @lemma("pad")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshdsl.program.jaxpr import body_of, sub_jaxprs
+from meshdsl.proof.lemmas import LEMMAS
 from meshdsl.proof.terms import NotProved, Place, Term, Terms
 from meshdsl.proof.values import Value
-from meshdsl.proof.walk import Run
+from meshdsl.proof.walk import CALLS, Run
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,23 @@ def prove(
 ) -> Proof:
     """Compare a program with one that it is to agree with; see `Reference`."""
     return Reference(reference).agrees(program, names, orders)
+
+
+def lemmas_of(program: Any) -> tuple[dict[str, int], tuple[str, ...]]:
+    """How many equations of a jaxpr each lemma is for, by the name of the primitive.
+
+    Returns:
+      These counts, in the order of the names; and the primitives without a lemma of their own,
+      which are taken to be functions of what they get.
+    """
+    found: Counter[str] = Counter()
+    left = [body_of(program)]
+    while left:
+        for eqn in left.pop().eqns:
+            found[eqn.primitive.name] += 1
+            left.extend(sub_jaxprs(eqn.params))
+    unknown = tuple(sorted(name for name in found if name not in LEMMAS and name not in CALLS))
+    return dict(sorted(found.items())), unknown
 
 
 def _types(closed_jaxpr: Any) -> list[tuple[Any, Any]]:

@@ -24,7 +24,7 @@ from meshdsl.proof.terms import NotProved, Place, Terms
 from meshdsl.proof.values import Value, unchanging, whole
 
 # Equations that run an inner program once, each with the parameter that has it.
-_CALLS = {
+CALLS = {
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
@@ -90,8 +90,8 @@ class Run:
             zero = self.terms.constant(0, "")
             return [Value(zero, (), unchanging(var.aval.shape)) for var in eqn.outvars]
         name = eqn.primitive.name
-        if name in _CALLS:
-            return self.run(eqn.params[_CALLS[name]], values)
+        if name in CALLS:
+            return self.run(eqn.params[CALLS[name]], values)
         found = LEMMAS.get(name)
         if found is not None:
             return found(self, eqn, *values)

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from meshdsl.machine import Target
 from meshdsl.machine.target import target_at_hand
-from meshdsl.mesh import make_mesh
+from meshdsl.mesh import make_mesh, platform_of
 from meshdsl.predict.compiler.compile import compile_for
 from meshdsl.predict.compiler.options import default_options
 from meshdsl.predict.compiler.report import CompiledReport
@@ -24,9 +24,9 @@ from meshdsl.predict.compiler.topology import target_devices
 from meshdsl.predict.explain import explain
 from meshdsl.predict.explanation import Explanation
 from meshdsl.program.program import Program
+from meshdsl.proof.verified import Verified, verified
 from meshdsl.tools import compiled_text, explanation_text
 from meshdsl.tools.page import program_html
-from meshdsl.tools.verified import Verified, verified
 
 
 class Explained(Explanation):
@@ -180,7 +180,8 @@ class Analysis:
 
     def verify(self) -> Verified:
         """Prove that one call computes what it does on one device."""
-        return verified(self.on(self.mesh), self.title)
+        program = self.on(self.mesh).program()
+        return verified(self.on, program, platform_of(self.mesh), self.title)
 
     def _explain(self, program: Program, target: Target | None) -> Explanation:
         found = Explained.of(

@@ -14,6 +14,7 @@ from meshdsl.predict.compiler.report import CompiledReport
 from meshdsl.predict.compiler.unread import unread_sentence
 from meshdsl.predict.explanation import TensorView
 from meshdsl.program.collective import Collective, summary
+from meshdsl.proof.verified import Verified
 from meshdsl.tools.explanation_text import below_verdict, fused_row, mfu_row, text_of
 from meshdsl.tools.pipeline_text import pipeline_section
 
@@ -33,6 +34,18 @@ def describe(report: CompiledReport) -> str:
         _options,
     )
     return text_of((section(report) for section in sections), report.notes)
+
+
+def proof_text(report: CompiledReport, proof: Verified) -> str:
+    """What is proved of the step that was compiled, and whether what runs is what is proved."""
+    _, *lines = str(proof).splitlines()
+    if proof.proved and (report.surprises or report.unread):
+        lines.append(
+            "  but the compiled program has collectives that no record explains, see above"
+        )
+    elif proof.proved and report.collectives:
+        lines.append("  compiled: no collectives but those of the program that is proved")
+    return "\n".join(lines)
 
 
 def _head(r: CompiledReport) -> list[str]:

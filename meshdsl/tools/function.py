@@ -21,9 +21,9 @@ from meshdsl.mesh import axis_sizes
 from meshdsl.predict.compiler.topology import target_devices
 from meshdsl.predict.explanation import Explanation
 from meshdsl.program.program import Program
+from meshdsl.proof.verified import Verified
 from meshdsl.tensor import is_tensor, is_value
 from meshdsl.tools.analysis import Analysis, Compiled
-from meshdsl.tools.verified import Verified
 
 MeshLike = Mesh | AbstractMesh | Mapping[str, int | str]
 

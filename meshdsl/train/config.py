@@ -308,6 +308,8 @@ class Config:
         keys and values (`qkv`), and what the feed-forward layer begins with (`hidden`).
       deterministic: whether the run must give the same bits each time, on the same devices with the
         same versions; GPUs are slower then.
+      proof: whether the step is compared, as an expression, with that of one device: `tell` prints
+        what is proved, `require` starts no run whose step is not proved, `off` compares nothing.
       compile_cache: whether compiled programs are kept in the folder of the run, so that a restart
         need not compile them.
       memory: how much of a device's memory a step may fill by its estimate, where settings of the
@@ -324,6 +326,7 @@ class Config:
     frozen: tuple[str, ...] = ()
     offload: tuple[str, ...] = listed((), OFFLOADS)
     deterministic: bool = False
+    proof: str = chosen("tell", ("tell", "require", "off"))
     compile_cache: bool = True
     memory: str = "80%"
     model: Family = field(

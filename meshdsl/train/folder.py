@@ -26,8 +26,8 @@ from meshdsl.train import settings
 from meshdsl.train.config import Config
 from meshdsl.versions import changes, versions
 
-_LOCK, _PART = "lock", "config.part"
-_LEFTOVERS = (_LOCK, _PART)  # what a run that never began may leave in its folder
+_LOCK, _PART, _PROOF = "lock", "config.part", "proof.json"
+_LEFTOVERS = (_LOCK, _PART, _PROOF)  # what a run that never began may leave in its folder
 _SHARED = 60.0  # seconds in which a shared file system shows to all what one has written
 
 
@@ -44,6 +44,10 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def certificate(self) -> Path:
+        return self.path / _PROOF
 
     @property
     def compiled(self) -> Path:

@@ -18,7 +18,7 @@ import numpy as np
 import meshdsl as md
 from meshdsl.family.calls import accepted, first_model, loss_and_report, names_in
 from meshdsl.lowering.shardings import shapes_at
-from meshdsl.mesh import abstract_mesh
+from meshdsl.mesh import abstract_mesh, platform_of
 from meshdsl.predict.compiler import executables
 from meshdsl.predict.kernels.kernel_graph import kernel_graph
 from meshdsl.predict.time.model_flops import counted_flops
@@ -171,7 +171,7 @@ class Job:
 
     def reference(self) -> Program:
         """The recorded program of the same step on one device."""
-        one: Any = abstract_mesh({})
+        one: Any = abstract_mesh({}, "cpu")
         return Job(self.config, md.Layout(), one).program()
 
     @cached_property
@@ -220,10 +220,16 @@ class Job:
         )
 
     def _made(self, options: Mapping[str, str]) -> executables.Provenance:
-        return executables.Provenance.of(self.mesh, self._settings, options)
+        return executables.Provenance.of(self.mesh, self.settings, options)
 
     @property
-    def _settings(self) -> dict[str, str]:
+    def made_from(self) -> dict[str, str]:
+        """All that the step is made from, the mesh and its platform too, as texts by name."""
+        sizes = {f"mesh {axis}": str(size) for axis, size in dict(self.mesh.shape).items()}
+        return {**self.settings, **sizes, "platform": platform_of(self.mesh)}
+
+    @property
+    def settings(self) -> dict[str, str]:
         """All settings that the step is made from, those of the layout too, as texts by name."""
         config = replace(
             self.config,

@@ -23,6 +23,7 @@ from meshdsl.machine import chip_of
 from meshdsl.predict.compiler.executables import compile_cache
 from meshdsl.program.program import Program
 from meshdsl.train.auto_settings import choose_here
+from meshdsl.train.certified import certified
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Config
 from meshdsl.train.data import Data, task_of
@@ -148,7 +149,10 @@ def run(
             loaded=loaded_step,
             ledger=partial(ledger_of, title, program, target, ledger) if ledger else None,
         )
-        del program  # which only a ledger needs any longer
+        if not executable:
+            proof = certified(job, program, folder.certificate, console.print)
+            stack.enter_context(proof)
+        del program  # which only a ledger and the proof need any longer
         startup.done("prepare")
         state, done = loop.initial_state(done)
         startup.done("restore" if done else "initialize")

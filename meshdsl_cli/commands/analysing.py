@@ -124,11 +124,11 @@ VERIFY = Command(
     flags=(
         LAYOUT.but(default="data"),
         MESH,
-        MODEL,
-        Flag("--batch N", "rows in a step; by default one for each device, and 32 at least", count),
-        Flag("--length N", "tokens of a sequence", count),
-        Flag("--devices N", "on so many devices; by default as many as the mesh has", count),
-        Flag("--json", "print it for machines"),
+        TARGET,
+        *ANALYSIS,
+        Flag("--devices N", "so many devices, where there is no target", count),
+        Flag("--write FILE", "write a certificate of what is proved", Path),
+        Flag("--certificate FILE", "say whether this certificate holds, without a trace", Path),
     ),
 )
 

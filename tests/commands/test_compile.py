@@ -1,5 +1,6 @@
 """`meshdsl compile`, from the flags to the executable that a run loads."""
 
+from meshdsl.proof.certificate import Certificate
 from meshdsl_cli import main
 from tests.train.common import TINY, losses
 
@@ -20,6 +21,8 @@ def test_a_run_with_a_saved_executable_is_the_run_without(tmp_path, capsys):
         shown[2].startswith("compiles: needs ")
         and "no surprises: a record explains every collective of the compiled program" in shown
     )
+    assert "  compiled: no collectives but those of the program that is proved" in shown
+    assert Certificate.read(tmp_path / "step.proof.json").proof.proved
     assert "compiled for cpu:8" in page.read_text()
     train = ["train", "--layout", "fsdp", "--devices", "8", "--data", str(text), *RUN]
     assert main([*train, "--out", str(tmp_path / "loaded"), "--executable", str(file)]) == 0

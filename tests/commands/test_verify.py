@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from meshdsl.proof import verified
 from meshdsl_cli import main
 
 TINY = ("model.layers=2", "model.d_model=32", "model.d_ff=64", "model.vocab=64", "batch=16")
@@ -24,11 +25,33 @@ def test_a_step_is_not_proved(capsys):
     assert found["why"] == "there is no lemma for `ppermute`"
 
 
+def test_a_certificate_is_written_and_checked(tmp_path, capsys, monkeypatch):
+    words = ["verify", "--layout", "data", "--mesh", "data=4", *TINY]
+    file = str(tmp_path / "proof.json")
+    assert main([*words, "--write", file]) == 0
+    proved = capsys.readouterr().out
+    monkeypatch.setattr(verified, "prove", None)  # nothing is compared from here on
+    assert main([*words, "--certificate", file]) == 0
+    assert capsys.readouterr().out == f"{file} holds\n{proved}"
+    assert main([*words, "batch=32", "model.d_ff=32", "--certificate", file]) == 3
+    assert capsys.readouterr().out == (
+        f"{file} does not hold, because this has changed: batch 16 -> 32, model.d_ff 64 -> 32\n"
+    )
+
+
+def test_kernels_of_a_machine_are_taken_for_what_they_stand_for(capsys):
+    words = ["verify", "--layout", "tensor", "--target", "v5e:2x2", *TINY]
+    assert main([*words, "model.length=1024", "model.head_dim=128"]) == 0
+    text = capsys.readouterr().out
+    assert "taken: the kernel `splash` computes what `attention` does without one" in text
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
         (["--layout", "fdsp"], "did you mean `fsdp`?"),
         (["--mesh", "data=3"], "`batch`=16 does not divide over `data`=3"),
+        (["--certificate", "none.json"], "none.json: No such file or directory"),
     ],
 )
 def test_errors(words, error, capsys):

@@ -14,10 +14,10 @@ import meshdsl as md
 from meshdsl.mesh import abstract_mesh
 from meshdsl.program.program import Program
 from meshdsl.proof import Proof, Reference
+from meshdsl.proof.simulated import evaluated
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
-from tests.proof.simulated import evaluated
 
 TINY = (
     *("model.layers=2", "model.d_model=16", "model.heads=4", "model.kv_heads=4", "batch=8"),

@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
+from meshdsl.proof.simulated import evaluated
 from tests.helpers import only
 from tests.proof.common import LAYOUTS, on_one_device, program, reference, same
 from tests.proof.mutants import mutants
-from tests.proof.simulated import evaluated
 
 
 def judged(name: str, count: int, seed: int) -> Counter:

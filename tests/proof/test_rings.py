@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
 from tests.proof.common import proof as proof_of_step
-from tests.proof.simulated import evaluated
+from meshdsl.proof.simulated import evaluated
 from tests.proof.test_programs import mapped, proof
 
 N = 4

@@ -3,10 +3,10 @@
 import pytest
 
 import meshdsl as md
+from meshdsl.proof.simulated import evaluated
 from meshdsl.train.stored_layout import find_layout
 from tests.helpers import only
 from tests.proof.common import LAYOUTS, on_one_device, program, proof, same
-from tests.proof.simulated import evaluated
 
 SETTINGS = {
     "accumulated": ("microbatches=2",),

@@ -24,7 +24,7 @@ TINY = "model.d_model=16 model.layers=1 model.heads=8 model.d_ff=16 model.length
 # Of runs of a few steps.
 SHORT = [
     *(*TINY, "model.dropout=0.1", "schedule.warmup=2"),
-    *("validation.batches=1", "sample.tokens=0"),
+    *("validation.batches=1", "sample.tokens=0", "proof=off"),
 ]
 
 

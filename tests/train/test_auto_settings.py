@@ -292,7 +292,7 @@ def test_a_step_that_the_compiler_finds_too_large_is_one_error(capsys, monkeypat
 def test_a_run_chooses_again_where_it_goes_on(capsys, tmp_path, text):
     words = ["--out", str(tmp_path / "run")]
     tiny = ["model.d_model=16", "model.layers=1", "model.heads=8", "model.length=16", "batch=8"]
-    start = ["--data", text, *tiny, "sample.tokens=0", "validation.batches=1"]
+    start = ["--data", text, *tiny, "sample.tokens=0", "validation.batches=1", "proof=off"]
     half = ["memory=50%", "--layout", "fsdp", "--steps", "2"]
     assert main(["train", *words, *start, *half]) == 2
     assert "set bytes, such as memory=16GiB" in capsys.readouterr().err.replace("\n", " ")

@@ -139,22 +139,24 @@ def test_a_unet_trains_as_on_one_device():
     def loss(model, given, key):
         return md.mean(md.square(model(given["images"]))), {}
 
-    def parameters(layout):
+    def trained(layout):
         mesh = md.make_mesh(layout)
         outer = optax.sgd(0.7, 0.9, nesterov=True)
         how = {"workers": 2, "outer": outer, "fragments": 2}
         init = lambda key: UNet.init(key, config)
         step = LocalStep(init, loss, optax.adamw(1e-3), layout, mesh, **how)
-        state = step.init(jax.random.key(0))
         images = lambda i: {"images": data(worker, batch, height, width, colors, seed=i)}
-        state, _ = step(state, images(1))
-        state, _ = step.sending(state, images(2), 1)
-        return step.exchange(step.arrive(state, 1), 0)
+        state, first = step(step.init(jax.random.key(0)), images(1))
+        state, second = step.sending(state, images(2), 1)  # a fragment, behind this step
+        state, third = step(step.exchange(step.arrive(state, 1), 0), images(3))
+        return state, [each["loss"] for each in step.told([first, second, third])]
 
     rules = ["worker -> replica", "batch -> data", "height -> rows"]
     mesh = {"replica": 2, "data": 2, "rows": 2}
-    found = parameters(md.Layout(rules, mesh=mesh, parameters=["channels, hidden -> data"]))
-    assert_alike(found, parameters(md.Layout()), 1e-5)
+    split = md.Layout(rules, mesh=mesh, parameters=["channels, hidden -> data"])
+    (found, losses), (wanted, of_one) = trained(split), trained(md.Layout())
+    np.testing.assert_allclose(losses, of_one, rtol=1e-6)
+    assert_alike(found, wanted, 1e-5)
 
 
 SGD = (

@@ -190,7 +190,7 @@ def test_merged_weights_compute_what_unmerged_ones_do(runs, tmp_path, capsys):
 def test_a_run_with_adapters_goes_on_with_the_same_losses(runs, tmp_path):
     start = (
         *("lora.parameters=blocks.*.weight", "frozen=!norm.*", "optimizer.average=0.9"),
-        *(f"warm_start={runs / 'base'}", "sample.tokens=0", "validation.every=3"),
+        *(f"warm_start={runs / 'base'}", "sample.tokens=0", "validation.every=3", "proof=off"),
     )
     train(tmp_path / "whole", runs / "corpus.txt", *start, "steps=6")
     train(tmp_path / "halves", runs / "corpus.txt", *start, "steps=6", "checkpoint.every=3")
@@ -204,7 +204,14 @@ def test_a_run_with_adapters_goes_on_with_the_same_losses(runs, tmp_path):
 @pytest.mark.slow
 def test_a_run_begins_with_a_folder_of_hugging_face(runs, tmp_path, capsys):
     assert main(["export", "hf", str(runs / "base"), "--out", str(tmp_path / "hf")]) == 0
-    short = ("steps=1", "batch=8", "sample.tokens=0", "validation.batches=1", "model.length=32")
+    short = (
+        "steps=1",
+        "batch=8",
+        "sample.tokens=0",
+        "validation.batches=1",
+        "model.length=32",
+        "proof=off",
+    )
     words = ["--layout", "fsdp", "--data", str(runs / "corpus.txt"), *short]
     out = tmp_path / "run"
     assert main(["train", "--warm-start", str(tmp_path / "hf"), "--out", str(out), *words]) == 0

@@ -68,7 +68,7 @@ def from_hlo(compiled: str | Module, mesh: Mesh | Mapping[str, int]) -> list[Col
     """The collectives of a compiled program, in the order of its schedule.
 
     A group of devices that covers only a part of an axis (the partitioner makes such) is counted
-    under that axis.
+    under that axis, and is not `Collective.whole`.
 
     Args:
       compiled: `jitted.lower(...).compile().as_text()`; of a text, what is not understood is warned
@@ -164,8 +164,9 @@ def _collectives(
     if operation == "all_to_all":  # of one array, or of a piece for each device of the group
         sizes = [(sum(size for size, _ in sizes), sizes[0][1])]
     gathered = len(groups[0]) if operation == "all_gather" else 1
+    whole = opcode == "collective-permute" or _whole(groups, axes, axis_sizes, operation)
     return [
-        Collective(operation, axes, count, size * gathered, dtype, instruction.scope)
+        Collective(operation, axes, count, size * gathered, dtype, instruction.scope, whole)
         for size, dtype in sizes
     ]
 
@@ -189,6 +190,32 @@ def _axes(groups: np.ndarray, axis_sizes: Mapping[str, int]) -> tuple[str, ...]:
     coordinates = np.stack(np.unravel_index(groups, tuple(axis_sizes.values())))
     varies = (coordinates != coordinates[:, :, :1]).any(axis=(1, 2))
     return live_axes((axis for axis, v in zip(axis_sizes, varies, strict=True) if v), axis_sizes)
+
+
+def _whole(
+    groups: np.ndarray, axes: tuple[str, ...], axis_sizes: Mapping[str, int], operation: str
+) -> bool:
+    """Whether the groups are those of all devices along the axes.
+
+    Where each device has a part of its own, the parts stand in the order of the axes too, of which
+    any may be the major one.
+    """
+    names = list(axis_sizes)
+    ids = np.arange(math.prod(axis_sizes.values())).reshape(tuple(axis_sizes.values()))
+    rest = [i for i, name in enumerate(names) if name not in axes]
+    count = math.prod(axis_sizes[axis] for axis in axes)
+    if groups.shape != (ids.size // count, count):
+        return False
+    ordered = operation not in ("psum", "pmax", "pmin")
+
+    def sorted_rows(rows: np.ndarray) -> np.ndarray:
+        rows = rows if ordered else np.sort(rows)
+        return rows[rows[:, 0].argsort()]
+
+    orders = itertools.permutations(axes) if ordered else [axes]
+    of = lambda order: ids.transpose(rest + [names.index(axis) for axis in order])
+    found = sorted_rows(groups)
+    return any((found == sorted_rows(of(order).reshape(-1, count))).all() for order in orders)
 
 
 def _groups(instruction: Instruction, devices: int) -> np.ndarray:

@@ -158,7 +158,7 @@ def _explain(
     for near, rule, one in product(_NEARNESS, rules, found):
         for record in recorded if one.left else ():
             times = min(one.left, record.left)
-            if not times or not near(one, record):
+            if not times or not near(one, record) or not one.collective.whole:
                 continue
             if (how := rule(one.collective, record.collective)) is not None:
                 table.add(one, times, record, how or _scope_words(one, record))
@@ -194,7 +194,7 @@ def _scope_words(one: _Unmatched, record: _Unmatched) -> str:
 def _explain_joined(table: _Table, found: list[_Unmatched], recorded: list[_Unmatched]) -> None:
     """Match sums whose operand is that of several recorded sums, laid end to end."""
     for one in found:
-        if one.left and (records := _joined(one, recorded)):
+        if one.left and one.collective.whole and (records := _joined(one, recorded)):
             table.add(one, one.left, records[0], f"{len(records)} of them in one array")
             for record in records:
                 record.left -= one.left

@@ -183,3 +183,39 @@ def test_trip_count_is_noted_or_read_off_the_condition(first, step, note, count)
         LOOP.replace("STEP", str(step)),
     )
     assert found == [Collective("ppermute", ("data",), count, 2048, "bfloat16", "jit(f)/while")]
+
+
+@pytest.mark.parametrize(
+    ("opcode", "groups", "whole"),
+    [
+        ("all-gather", "{{0,1},{2,3},{4,5},{6,7}}", True),
+        ("all-gather", "{{6,7},{0,1},{2,3},{4,5}}", True),  # the order of groups says nothing
+        ("all-gather", "{{1,0},{2,3},{4,5},{6,7}}", False),  # two devices exchanged
+        ("all-gather", "{{0,3},{2,1},{4,5},{6,7}}", False),
+        ("all-gather", "[4,2]<=[8]", True),
+        ("all-gather", "{{0,2,4,6},{1,3,5,7}}", True),
+        ("all-gather", "{{0,4,2,6},{1,3,5,7}}", False),
+        ("all-gather", "{{0,2},{4,6},{1,3},{5,7}}", False),  # half of an axis
+        ("all-gather", "{{0,2,4,6,1,3,5,7}}", True),  # both axes, the second one major
+        ("all-reduce", "{{1,0},{3,2},{4,5},{7,6}}", True),  # a sum has no order
+        ("all-reduce", "{{0,3},{2,1},{4,5},{6,7}}", False),
+    ],
+)
+def test_groups_are_all_devices_along_the_axes_in_their_order(opcode, groups, whole):
+    more = ", to_apply=%add" if opcode == "all-reduce" else ", dimensions={0}"
+    text = "\n".join(
+        [
+            "HloModule m",
+            "%add (a: f32[], b: f32[]) -> f32[] {",
+            "  %a = f32[] parameter(0)",
+            "  %b = f32[] parameter(1)",
+            "  ROOT %c = f32[] add(%a, %b)",
+            "}",
+            "ENTRY %main (p: f32[8]) -> f32[8] {",
+            "  %p = f32[8]{0} parameter(0)",
+            f"  ROOT %r = f32[8]{{0}} {opcode}(%p), replica_groups={groups}{more}",
+            "}",
+        ]
+    )
+    (found,) = from_hlo(text, {"data": 4, "model": 2})
+    assert found.whole == whole

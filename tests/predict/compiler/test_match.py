@@ -55,6 +55,12 @@ def test_what_runs_as_recorded_needs_no_words():
     )
 
 
+def test_a_group_in_which_devices_are_exchanged_is_a_surprise():
+    row, absent = only([GATHER], [changed(GATHER, whole=False)])
+    assert row.surprise and row.axes == ("data",)
+    assert [a.operation for a in absent] == ["all_gather"]
+
+
 def test_what_no_record_explains_is_a_surprise_and_stands_first():
     resharding = Collective("all_to_all", ("data",), 2, 10_000, "bfloat16", BACKWARD)
     rows, absent = match(program(GATHER), [GATHER, resharding])

@@ -1,7 +1,9 @@
-"""Runs a program for many devices on one, in numbers: what a proof is held against.
+"""Runs a program for many devices on one, in numbers.
 
 Each array has a position in front for the device. A collective is what it says, on that position;
-all else is computed for each device by itself. Nothing here is shared with the proofs.
+all else is computed for each device by itself. Numbers of two bytes are computed with four, so that
+rounding makes no difference that matters, such as another choice of an expert. Nothing here is
+shared with the proofs, which tests hold against it.
 """
 
 from __future__ import annotations
@@ -13,18 +15,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import Literal
 
 from meshdsl.program.jaxpr import scan_counts
 
 _SAME = {"pvary", "pcast", "optimization_barrier", "name", "hidden_on_cpu", "stop_gradient"}
+_SAME |= {"sharding_constraint", "reshard", "mesh_cast"}
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
-_CALLS |= {"eval_jaxpr", "remat2", "checkpoint", "linear_call"}
+_CALLS |= {"eval_jaxpr", "remat2", "checkpoint", "linear_call", "local_kernel"}
+_WIDE = {np.dtype(name): np.dtype("float32") for name in (jnp.bfloat16, jnp.float16)}
 
 
 def evaluated(closed_jaxpr: Any, args: Sequence[Any]) -> list[Any]:
     """The results of a program whose `shard_map`s are simulated."""
-    return _Run({}).run(closed_jaxpr, list(args))
+    return _Run({}).run(closed_jaxpr, list(map(_wide, args)))
 
 
 class _Run:
@@ -51,7 +56,10 @@ class _Run:
         return [read(v) for v in jaxpr.outvars]
 
     def _everywhere(self, x: Any) -> Any:
-        x = jnp.asarray(x)
+        if not jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            x = _wide(
+                jnp.asarray(np.asarray(x))
+            )  # a constant may be bound to the mesh of its program
         return jnp.broadcast_to(x, (self._count, *x.shape)) if self._sizes else x
 
     def _results(self, eqn: Any, values: list[Any]) -> list[Any]:
@@ -68,7 +76,11 @@ class _Run:
             return self._cond(p, values)
         if hasattr(self, f"_{name}"):
             return getattr(self, f"_{name}")(p, values)
-        compute = lambda *each: eqn.primitive.bind(*each, **_local(p))
+        how = _local(p)
+        compute = lambda *each: eqn.primitive.bind(*each, **how)
+        if name == "scatter-add":  # whose own program of a sum is for the narrow dtype
+            how = {k: v for k, v in how.items() if not k.startswith("update_")}
+            compute = lambda *each: lax.scatter_add(*each, **how)
         found = (
             jax.vmap(compute, axis_size=self._count)(*values) if self._sizes else compute(*values)
         )
@@ -107,18 +119,16 @@ class _Run:
         return jnp.stack(devices)
 
     def _put_together(self, x: Any, spec: Any) -> Any:
-        named = list(map(_names, spec))
-        shape = list(x.shape[1:])
-        for dim, axes in enumerate(named):
-            shape[dim] *= math.prod(self._sizes[a] for a in axes)
-        whole: Any = np.zeros(shape, x.dtype) if x.dtype != jax.dtypes.extended else None
-        for device in range(self._count):
-            at = []
-            for dim, axes in enumerate(named):
-                n, number = x.shape[1 + dim], int(self._numbers(axes)[device])
-                at.append(slice(number * n, (number + 1) * n))
-            whole[tuple(at)] = x[device]
-        return jnp.asarray(whole)
+        named = [_names(spec[d]) if d < len(spec) else () for d in range(x.ndim - 1)]
+        used = [axis for axes in named for axis in axes]
+        x = x.reshape(*self._sizes.values(), *x.shape[1:])
+        x = x[tuple(slice(None) if axis in used else 0 for axis in self._sizes)]
+        left = [axis for axis in self._sizes if axis in used]
+        order, shape = [], []
+        for d, axes in enumerate(named):
+            order += [*map(left.index, axes), len(left) + d]
+            shape.append(x.shape[len(left) + d] * math.prod(self._sizes[a] for a in axes))
+        return x.transpose(order).reshape(shape)
 
     # -- collectives -------------------------------------------------------------------------------
 
@@ -164,10 +174,10 @@ class _Run:
 
     def _ppermute(self, p, values):
         def sent(each):
-            found = jnp.zeros_like(each)
+            got = [jnp.zeros_like(each[0])] * len(each)
             for source, target in p["perm"]:
-                found = found.at[target].set(each[source])
-            return found
+                got[target] = each[source]
+            return got
 
         return [self._in_groups(x, p["axis_name"], sent) for x in values]
 
@@ -178,36 +188,45 @@ class _Run:
 
     def _scan(self, p, values):
         consts, carries = scan_counts(p)
-        split = consts, consts + carries
-        consts, carry, lists = values[: split[0]], values[split[0] : split[1]], values[split[1] :]
-        order = range(p["length"])
-        made: list[Any] = [None] * p["length"]
-        front = 1 if self._sizes else 0
-        for i in reversed(order) if p["reverse"] else order:
-            each = [jnp.take(x, i, axis=front) if _is_plain(x) else x[:, i] for x in lists]
-            found = self.run(p["jaxpr"], [*consts, *carry, *each])
-            carry, made[i] = found[:carries], found[carries:]
-        return [*carry, *(jnp.stack(list(ys), front) for ys in zip(*made, strict=True))]
+        split, front = consts + carries, 1 if self._sizes else 0
+        first, lists = values[consts:split], [jnp.moveaxis(x, front, 0) for x in values[split:]]
+
+        def body(carry, each):
+            found = self.run(p["jaxpr"], [*values[:consts], *carry, *each])
+            return found[:carries], found[carries:]
+
+        last, made = lax.scan(body, first, lists, length=p["length"], reverse=p["reverse"])
+        return [*last, *(jnp.moveaxis(y, 0, front) for y in made)]
+
+    def _while(self, p, values):
+        ends = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+        of_cond, of_body, first = values[: ends[0]], values[ends[0] : ends[1]], values[ends[1] :]
+        more = lambda carry: self.run(p["cond_jaxpr"], [*of_cond, *carry])[0]
+
+        def body(carry):
+            goes_on, new = more(carry), self.run(p["body_jaxpr"], [*of_body, *carry])
+            shaped = lambda x: goes_on.reshape(goes_on.shape + (1,) * (x.ndim - goes_on.ndim))
+            return [jnp.where(shaped(a), a, b) for a, b in zip(new, carry, strict=True)]
+
+        return lax.while_loop(lambda carry: more(carry).any(), body, first)
 
     def _cond(self, p, values):
         which, *args = values
         branches = [self.run(branch, args) for branch in p["branches"]]
-        if not self._sizes:
-            return branches[int(np.clip(which, 0, len(branches) - 1))]
-        pick = np.clip(np.asarray(which, int), 0, len(branches) - 1)
-        return [
-            jnp.stack([cases[pick[d]][d] for d in range(self._count)])
-            for cases in zip(*branches, strict=True)
-        ]
-
-
-def _is_plain(x: Any) -> bool:
-    return not jnp.issubdtype(x.dtype, jax.dtypes.extended)
+        pick = jnp.clip(which, 0, len(branches) - 1)
+        pick = (pick, jnp.arange(self._count)) if self._sizes else pick
+        return [jnp.stack(cases)[pick] for cases in zip(*branches, strict=True)]
 
 
 def _names(axes: Any) -> tuple[str, ...]:
     return () if axes is None else axes if isinstance(axes, tuple) else (axes,)
 
 
+def _wide(x: Any) -> Any:
+    return x.astype(_WIDE[x.dtype]) if x.dtype in _WIDE else x
+
+
 def _local(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: None if k in ("sharding", "out_sharding") else v for k, v in params.items()}
+    """The parameters of an equation, without what they say of a mesh, and with wider dtypes."""
+    found = {k: None if k in ("sharding", "out_sharding") else v for k, v in params.items()}
+    return {k: _WIDE.get(v, v) if isinstance(v, np.dtype) else v for k, v in found.items()}
