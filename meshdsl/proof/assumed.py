@@ -75,8 +75,8 @@ def rebuilt(terms: Terms, value: Value, base: Callable[[Value], Value | None]) -
         return None
     if own_dims(value, args):
         return None
-    new = [rebuilt(terms, arg, base) for arg in args]
-    return None if None in new else again(terms, value, args, new)
+    new = [one for arg in args if (one := rebuilt(terms, arg, base)) is not None]
+    return again(terms, value, args, new) if len(new) == len(args) else None
 
 
 def again(terms: Terms, value: Value, old: list[Value], new: list[Value]) -> Value:

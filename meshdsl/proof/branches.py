@@ -16,7 +16,16 @@ from meshdsl.proof.products import Product, factors, name_of, product
 from meshdsl.proof.signs import is_among
 from meshdsl.proof.sums import Pairs, linear, summands
 from meshdsl.proof.terms import Terms
-from meshdsl.proof.values import Label, Value, alike, arguments_of, lacking, made, unchanging
+from meshdsl.proof.values import (
+    Label,
+    Value,
+    alike,
+    arguments_of,
+    labelled,
+    lacking,
+    made,
+    unchanging,
+)
 
 _ORDERS = {"le": ("le", 0, 1), "lt": ("lt", 0, 1), "ge": ("le", 1, 0), "gt": ("lt", 1, 0)}
 
@@ -133,7 +142,7 @@ def _of_all(value: Value, extreme: str, other: str) -> list[_All]:
         lost: frozenset[Label] = frozenset()
         if one.term.op == f"reduce_{extreme if number > 0 else other}":
             (arg,) = arguments_of(one)
-            lost = frozenset(part.label for part in lacking(arg, one))
+            lost = frozenset(labelled(lacking(arg, one)))
             one = arg
         found.append(_All(number, one, lost))
     return found

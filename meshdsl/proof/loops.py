@@ -363,7 +363,7 @@ def looped(walk: Walk, eqn, values: Sequence[Value], around: Parts = ()) -> list
     return [*carried.last(), *(y.at([own, *y.dims[1:]]) for y in made)]
 
 
-def _one_by_one(walk: Walk, p, consts, carried: Sequence[Value], lists) -> Sequence[Value]:
+def _one_by_one(walk: Walk, p, consts, carried: Sequence[Value], lists) -> list[Value]:
     """What a loop carries in the end, found round by round.
 
     Raises:
@@ -377,7 +377,7 @@ def _one_by_one(walk: Walk, p, consts, carried: Sequence[Value], lists) -> Seque
         carried = walk.run(p["jaxpr"], [*consts, *carried, *each])
         if len(carried) > count:
             raise NotProved("there is no lemma for what rounds make in which parts are sent on")
-    return carried
+    return list(carried)
 
 
 @inwards("all")

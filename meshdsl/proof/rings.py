@@ -13,7 +13,7 @@ import numpy as np
 from meshdsl.proof.assumed import THROUGH, again, rebuilt
 from meshdsl.proof.moves import moved_label
 from meshdsl.proof.products import name_of
-from meshdsl.proof.sums import TOGETHER, Pairs, form, linear, total
+from meshdsl.proof.sums import TOGETHER, Pairs, form, linear, summands, total
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
     Label,
@@ -101,9 +101,7 @@ _ON_PLACES = {
     "rem": np.fmod,
     "select_n": lambda which, *cases: np.choose(which.astype(int), cases),
 }
-
-
-_DTYPES = (), ("int32",), ("int64",)
+_DTYPES = (), ("int32",), ("int64",)  # parameters of these: of bools, and of signed numbers
 
 
 @form(*_ON_PLACES)
@@ -114,8 +112,8 @@ def _on_places(terms: Terms, op: str, params: tuple, values: Sequence[Value]) ->
     sent along the axis, or that times a number.
     """
     axes: dict[str, int] = {}
-    tables = [_table(value, axes) for value in values]
-    if len(axes) > 1 or any(table is None for table in tables) or params not in _DTYPES:
+    tables = [table for value in values if (table := _table(value, axes)) is not None]
+    if len(axes) > 1 or len(tables) < len(values) or params not in _DTYPES:
         return None
     if (op == "select_n" and tables[0].dtype != bool) or (op == "rem" and not tables[1].all()):
         return None
@@ -139,10 +137,13 @@ def _table(value: Value, axes: dict[str, int]) -> np.ndarray | None:
     if op == "const" and isinstance(params[1], (int, bool)):
         return np.asarray(params[1])
     if op == "sum":
-        tables = [_table(arg, axes) for arg in arguments_of(value)]
-        if any(table is None for table in tables) or any(n.denominator > 1 for n in params[0]):
-            return None
-        return sum(int(n) * t for n, t in zip(params[0], tables, strict=True))
+        found = np.asarray(0)
+        for number, one in summands(value):
+            table = _table(one, axes)
+            if table is None or number.denominator > 1 or len(axes) > 1:
+                return None
+            found = found + int(number) * table
+        return found
     if op not in ("iota", "array") or len(value.labels) != 1:
         return None
     ((label, size),) = value.labels.items()

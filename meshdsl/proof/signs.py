@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from meshdsl.proof.sums import is_zero
 from meshdsl.proof.terms import Term
-from meshdsl.proof.values import Label, Part, Parts, Value, arguments_of, lacking
+from meshdsl.proof.values import Label, Part, Parts, Value, arguments_of, labelled, lacking
 
 _ANY, _UNSIGNED, _POSITIVE = range(3)  # any number; not a negative one; a positive one
 _KEEPS = {"reduce_sum", "reduce_max", "reduce_min", "cast", "over", "mul"}  # the sign of arguments
@@ -59,7 +59,7 @@ def _zeros(value: Value, lost: frozenset[Label]) -> Iterator[tuple[Value, frozen
         for arg in args:
             yield from _zeros(arg, lost)
     elif op == "reduce_sum":
-        yield from _zeros(args[0], lost.union(part.label for part in lacking(args[0], value)))
+        yield from _zeros(args[0], lost.union(labelled(lacking(args[0], value))))
     elif op == "mul":
         for one, other in args, reversed(args):
             if positive(other.term):

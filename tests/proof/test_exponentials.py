@@ -10,7 +10,6 @@ from tests.proof.test_programs import mapped, proof
 
 Q = K = V = jnp.ones((8, 4))
 NONE = -1e30
-PLACES = jnp.arange(8)
 
 
 def weighted(w, v):
@@ -113,31 +112,36 @@ def guarded(total, other=1.0):
 def masked(q, k, v, seen=lambda i, j: j <= i, total=guarded):
     """A row without weights has a result of 0."""
     s = q @ k.T
-    mask = seen(PLACES[:, None], PLACES[None])
+    places = jnp.arange(8)
+    mask = seen(places[:, None], places[None])
     s = jnp.where(mask, s, NONE)
     w = jnp.where(mask, jnp.exp(s - s.max(-1)[:, None]), 0)
     return w @ v / total(w.sum(-1))[:, None]
 
 
-def skipping(q, k, v, mask=lambda i, j: j <= i, seen=lambda i, j: j.min() <= i.max(), weights=0.0):
+def skipping(
+    q, k, v, mask=lambda i, j: j <= i, seen=lambda i, j: j.min() <= i.max(), weights=0.0, by=4
+):
     """Blocks of keys that no row sees are left out."""
+    places = jnp.arange(8)
+    rows = places - by if by else places
 
     def turn(carry, block):
         k, v, j = block
 
         def joined(carry):
             output, top, total = carry
-            visible = mask(PLACES[:, None] - 4, j[None])
+            visible = mask(rows[:, None], j[None])
             s = jnp.where(visible, q @ k.T, NONE)
             new = jnp.maximum(top, s.max(-1))
             w = jnp.where(visible, jnp.exp(s - new[:, None]), weights)
             old = jnp.exp(top - new)
             return output * old[:, None] + w @ v, new, total * old + w.sum(-1)
 
-        return lax.cond(seen(PLACES - 4, j), joined, lambda carry: carry, carry), None
+        return lax.cond(seen(rows, j), joined, lambda carry: carry, carry), None
 
     start = jnp.zeros((8, 4)), jnp.full(8, NONE), jnp.zeros(8)
-    blocks = k.reshape(4, -1, 4), v.reshape(4, -1, 4), PLACES.reshape(4, -1)
+    blocks = k.reshape(4, -1, 4), v.reshape(4, -1, 4), places.reshape(4, -1)
     (output, _, total), _ = lax.scan(turn, start, blocks)
     return output / guarded(total)[:, None]
 
@@ -167,6 +171,22 @@ def test_blocks_that_no_row_sees_are_left_out():
 )
 def test_blocks_that_a_row_sees_are_not_left_out(other):
     assert not proof(late, other, Q, K, V).proved
+
+
+def window(i, j):
+    return (jnp.abs(i - j) < 3) & (j <= i)
+
+
+def near(by=3):
+    return lambda i, j: (j.min() <= i.max()) & (i.min() - j.max() < by) & (j.min() - i.max() < by)
+
+
+def test_blocks_that_no_window_has_are_left_out():
+    one = lambda *x: masked(*x, seen=window)
+    assert proof(one, lambda *x: skipping(*x, mask=window, seen=near(), by=0), Q, K, V).proved
+    for seen in near(2), lambda i, j: i.max() - j.max() < 3, lambda i, j: i.min() - j.min() < 3:
+        other = lambda *x, seen=seen: skipping(*x, mask=window, seen=seen, by=0)
+        assert not proof(one, other, Q, K, V).proved
 
 
 def test_a_divisor_that_may_be_zero_does_not_cancel():

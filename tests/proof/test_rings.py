@@ -105,6 +105,12 @@ def causal(q, k, v, place=own, rows=0, skips=True):
     return total
 
 
+def two_axes():
+    """The number of a device along one of two axes."""
+    place = lambda q: q + (lax.axis_index("a") + lax.axis_index("b")) % 2
+    return mapped(place, (P("a"),), P("a"), {"a": 2, "b": 4})
+
+
 def causal_one(q, k, v):
     places = jnp.arange(8)
     return jnp.where(places[None] <= places[:, None], jnp.exp(q @ k.T), 0) @ v
@@ -184,7 +190,7 @@ WRONG = {
         lambda q, k, v: (q * k).max(0),
         ring(lambda q, k, v: lax.pmax((q * send(k)).max(0), "a"), P()),
     ),
-    "a hop to one device from all": (
+    "the last device sends to none": (
         one,
         ring(lambda q, k, v: one(q, lax.ppermute(k, "a", [(0, 1), (1, 2), (2, 3)]), v)),
     ),
@@ -211,8 +217,8 @@ def test_other_sums_are_not_proved(name):
 
 
 def around(count):
-    rules = ["batch -> data", "length -> context", "queries? -> context"]
-    rules.append({"rule": "memory? -> context", "move": "ring"})
+    keys = {"rule": "memory? -> context", "move": "ring"}
+    rules = ["batch -> data", "length -> context", "queries? -> context", keys]
     return md.Layout(rules, ["d_model -> data"], mesh={"data": 2, "context": count})
 
 
@@ -223,5 +229,14 @@ def test_a_step_whose_keys_go_round_is_proved(count):
 
 
 @pytest.mark.slow
+def test_a_step_whose_keys_go_round_is_proved_with_a_window():
+    assert proof_of_step(around(2), "model.length=24", "model.window=4").proved
+
+
+@pytest.mark.slow
 def test_a_step_whose_keys_go_round_in_blocks_is_proved():
     assert proof_of_step(around(2), "model.length=2048", "model.layers=1").proved
+
+
+def test_places_along_two_axes_are_no_places_along_one():
+    assert not proof(lambda q: q, two_axes(), Q).proved
