@@ -232,9 +232,9 @@ class Ticks(Followed):
             values = [self._given(number, j, j in carried) for j in range(len(eqn.invars))]
             if bool(eqn.params["reverse"]) != self._reverse:
                 raise NotProved("the rounds of a loop are in the reverse order of its devices")
-            if any(self.axis in values[j].labels for j in carried):
-                raise NotProved("what enters at the first device depends on others")
             around = (*self.turns, Part(len(self.devices), self.axis))
+            if any(labelled(around).keys() & values[j].labels.keys() for j in carried):
+                raise NotProved("what enters at the first device depends on later turns")
             self._values[number] = self.walk.step(
                 eqn, lambda: looped(self.walk, eqn, values, around)
             )
