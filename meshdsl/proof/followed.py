@@ -228,8 +228,7 @@ def _handed(pieces: Pieces, eqn, x: Held) -> Held:
 
 def _chosen(pieces: Pieces, eqn, which: Held, *cases: Held) -> Held | None:
     moved = [case for case in cases if isinstance(case, Moved)]
-    known = isinstance(which, np.ndarray) and which.dtype == bool
-    if not known or len(moved) != len(cases):
+    if not isinstance(which, np.ndarray) or which.dtype != bool or len(moved) != len(cases):
         return None
     moved = pieces.alike(*moved)
     each = which.astype(int).reshape(-1, *[1] * len(moved[0].shape))
@@ -239,8 +238,8 @@ def _chosen(pieces: Pieces, eqn, which: Held, *cases: Held) -> Held | None:
 def _starts(starts: Sequence[Held], shape: Sequence[int], sizes: Sequence[int]) -> dict | None:
     """For each dim that is cut, where each device starts; None if that is not known."""
     cut = [d for d in range(len(shape)) if shape[d] != sizes[d]]
-    known = {d: start for d, start in enumerate(starts) if d in cut}
-    if not all(isinstance(start, np.ndarray) for start in known.values()):
+    known = {d: x for d, x in enumerate(starts) if d in cut and isinstance(x, np.ndarray)}
+    if len(known) < len(cut):
         return None
     return {d: np.clip(start, 0, shape[d] - sizes[d]) for d, start in known.items()}
 

@@ -15,6 +15,8 @@ class Walk(Protocol):
 
     Attributes:
       depth: how many loops are around what is looked at.
+      followed: whether what devices send on is followed element by element (`ticks`, `passed`), and
+        not taken for parts that go round (`rings`) or for edges (`edges`).
       pieces: of what loops hand on, see `routes`.
       zeros_stay: whether loops are tried first with the zeros that they carry staying zeros.
     """
@@ -22,6 +24,7 @@ class Walk(Protocol):
     terms: Terms
     sizes: Mapping[str, int]
     depth: int
+    followed: bool
     pieces: Pieces
     zeros_stay: bool
 

@@ -77,13 +77,29 @@ class Reference:
           orders: for each result its dims in the order of those of the reference's; None, and
             nothing at all, for those that have the same order.
         """
-        names, terms = tuple(names), self._terms
+        names = tuple(names)
         if any(a[1:] != b[1:] for a, b in zip(_types(program), self._types, strict=True)):
             return Proof(names, Doubt(names, "it has other dtypes"))
         if self._error is not None:
             return Proof(names, _doubt(names, str(self._error), self._error.place))
+        # What devices send to each other is understood in one of two ways.
+        first = self._agrees(program, names, orders, followed=False)
+        if first.proved or "ppermute" not in lemmas_of(program)[0]:
+            return first
+        second = self._agrees(program, names, orders, followed=True)
+        return second if second.proved else first
+
+    def _agrees(
+        self,
+        program: Any,
+        names: tuple[str, ...],
+        orders: Sequence[Sequence[int] | None],
+        *,
+        followed: bool,
+    ) -> Proof:
+        terms = self._terms
         try:
-            found = Run(terms).run(program, _arguments(terms, program))
+            found = Run(terms, followed=followed).run(program, _arguments(terms, program))
         except NotProved as error:
             place = error.place
             if error.term is not None and (first := _first_new(terms, error.term, self._known)):

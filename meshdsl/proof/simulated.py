@@ -56,6 +56,7 @@ class _Run:
         return [read(v) for v in jaxpr.outvars]
 
     def _everywhere(self, x: Any) -> Any:
+        x = x if hasattr(x, "dtype") else np.asarray(x)
         if not jnp.issubdtype(x.dtype, jax.dtypes.extended):
             x = _wide(
                 jnp.asarray(np.asarray(x))

@@ -37,6 +37,7 @@ from meshdsl.proof.values import (
     Parts,
     Value,
     fresh,
+    labelled,
     relabelled,
     size_of,
     unchanging,
@@ -47,7 +48,7 @@ Cell = tuple[int, int]  # a device, and a tick
 
 @lemma("scan")
 def _scan(walk: Walk, eqn, *values: Value) -> list[Value]:
-    axis = _handed_along(eqn.params["jaxpr"])
+    axis = _handed_along(eqn.params["jaxpr"]) if walk.followed else None
     return looped(walk, eqn, values) if axis is None else Ticks(walk, eqn, values, axis).results()
 
 
@@ -175,9 +176,9 @@ class Ticks(Followed):
         before: dict[Cell, Cell | None] = {}
         while left:
             cell = left.pop()
-            before[cell] = self._before(cell)
-            if before[cell] is not None and before[cell] not in before:
-                left.add(before[cell])
+            place = before[cell] = self._before(cell)
+            if place is not None and place not in before:
+                left.add(place)
         after = {place: cell for cell, place in before.items() if place is not None}
         chains = []
         for cell in (cell for cell, place in before.items() if place is None):
@@ -231,9 +232,9 @@ class Ticks(Followed):
             values = [self._given(number, j, j in carried) for j in range(len(eqn.invars))]
             if bool(eqn.params["reverse"]) != self._reverse:
                 raise NotProved("the rounds of a loop are in the reverse order of its devices")
-            if any(self.axis in values[j].labels for j in carried):
-                raise NotProved("what enters at the first device depends on others")
             around = (*self.turns, Part(len(self.devices), self.axis))
+            if any(labelled(around).keys() & values[j].labels.keys() for j in carried):
+                raise NotProved("what enters at the first device depends on later turns")
             self._values[number] = self.walk.step(
                 eqn, lambda: looped(self.walk, eqn, values, around)
             )
@@ -293,8 +294,8 @@ class Ticks(Followed):
             alike = place and owner._ticks.shape == self._ticks.shape
             if not alike or found != right:
                 raise NotProved("devices work on what was computed for other items")
-            pairs = zip((*owner.turns, *owner.items), (*self.turns, *self.items), strict=True)
-            names = {old.label: new.label for old, new in pairs}
+            old, new = (labelled((*loop.turns, *loop.items)) for loop in (owner, self))
+            names = dict(zip(old, new, strict=True))
             return relabelled(owner.value(*where.source.number), names)
         value = owner
         if where.tick.max() >= 0:

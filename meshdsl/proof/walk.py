@@ -33,11 +33,12 @@ class Run:
     Attributes:
       terms: those of this program, and of others that it is compared with.
       sizes: of the mesh axes; empty outside of a `shard_map`.
-      depth, pieces, zeros_stay: see `Walk`.
+      depth, pieces, followed, zeros_stay: see `Walk`.
     """
 
-    def __init__(self, terms: Terms):
+    def __init__(self, terms: Terms, *, followed: bool = False):
         self.terms = terms
+        self.followed = followed
         self.sizes: Mapping[str, int] = {}
         self.depth = 0
         self.pieces = Pieces()
@@ -88,13 +89,14 @@ class Run:
         name = eqn.primitive.name
         if name in CALLS:
             return self.run(eqn.params[CALLS[name]], values)
-        moved = passed(self, eqn, values) if self.sizes else None
+        followed = self.followed and self.sizes
+        moved = passed(self, eqn, values) if followed else None
         if moved is not None:
             return moved
         found = LEMMAS.get(name)
         if found is not None:
             results = found(self, eqn, *values)
-            if self.sizes:
+            if followed:
                 note(self, eqn, values, results)
             return results
         if any(hasattr(x, "eqns") or hasattr(x, "jaxpr") for x in jax.tree.leaves(eqn.params)):

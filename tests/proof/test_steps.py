@@ -50,10 +50,7 @@ def test_a_step_under_a_layout_that_comes_with_us_is_proved(name):
     assert found.proved, found.doubt
 
 
-@pytest.mark.parametrize("name", ["pipeline-rounds", "context-ring"])
-def test_what_is_not_proved_is_not_said_to_be(name):
-    found = proof(
-        find_layout(name), "model.layers=16", "model.heads=8", "model.kv_heads=8", "batch=16"
-    )
+def test_what_is_not_proved_is_not_said_to_be():
+    found = proof(find_layout("context-ring"), "model.heads=8", "model.kv_heads=8", "batch=16")
     assert found.doubt is not None
     assert "params.embedding.table" in found.doubt.results
