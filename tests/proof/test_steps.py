@@ -55,4 +55,5 @@ def test_what_is_not_proved_is_not_said_to_be(name):
     found = proof(find_layout(name), "model.heads=8", "model.kv_heads=8", "batch=16")
     assert found.doubt is not None
     assert "params.embedding.table" in found.doubt.results
-    assert found.doubt.why == "there is no lemma for `ppermute`"
+    words = {"pipeline": "there is no lemma for `ppermute`"}  # a ring of two is another sum
+    assert found.doubt.why == words.get(name, "it computes something else")
