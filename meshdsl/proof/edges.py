@@ -56,7 +56,7 @@ def edge(value: Value, axis: Part, rows: Parts) -> Edge:
     """What a value is along an axis and rows."""
     by = start = 0
     here, last, count = axis, rows, size_of(rows)
-    masks: list[tuple[int, Sequence[bool]]] = []
+    masks: list[tuple[int, Sequence[int]]] = []
     ranges: list[tuple[int, int]] = []
     while True:
         args, along = opened(value)
@@ -260,8 +260,8 @@ def put_together(terms: Terms, values: Sequence[Value], dim: int) -> Value | Non
         )
         if fits and len(starts) == len(bases) == 1:
             new = (Part(sum(sizes), fresh()),)
-            pieces = (count, (axis,)), (1, new)
-            found = taken(terms, first.base, Spec((first.axis, *first.rows), 1, *starts, pieces))
+            run, pieces = (first.axis, *first.rows), ((count, (axis,)), (1, new))
+            found = taken(terms, first.base, Spec(run, 1, starts.pop(), pieces))
             if found is not None:
                 return found.at(new if d == dim else p for d, p in enumerate(values[0].dims))
     return None

@@ -78,7 +78,7 @@ def narrowed(terms: Terms, value: Value, ends: Ends) -> Value | None:
                 return None
             axes = axes.difference(part.label for part in run)
             new = Part(end.n, fresh())
-            value = restricted(terms, value, index, end.n, new.label)
+            value = restricted(terms, value, index, new)
         if axes & value.labels.keys():
             return None
         dims[end.dim] = (new,)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any
 
 from meshdsl.proof.elements import decided
 from meshdsl.proof.sums import (
@@ -197,14 +198,13 @@ class Beyond:
 
 def _is_zero_instead(term: Term) -> bool:
     """Whether a `select_n` is x where x is not 0, and something else where it is."""
-    which, x, _ = term.args
-    if which.op != "eq" or x not in which.args:
+    which, x, *rest = term.args
+    if len(rest) != 1 or which.op != "eq" or x not in which.args:
         return False
     at = which.args.index(x)
-    where = term.views[0], which.views[at]
-    if _number(which.args[1 - at]) != 0 or None in where:
+    of_eq, of_x = term.views[0], which.views[at]
+    if _number(which.args[1 - at]) != 0 or of_eq is None or of_x is None:
         return False
-    of_eq, of_x = where
     return tuple(tuple(i for e in dim for i in of_eq[e]) for dim in of_x) == term.views[1]
 
 
@@ -248,15 +248,15 @@ def _computed(op: str, params: tuple, args: Sequence[Beyond]) -> Number | None:
     return _EXACT[op].get(known[0]) if op in _EXACT else None
 
 
-def restricted(terms: Terms, value: Value, index: int, n: int, new: Label) -> Value:
-    """`value`, of the first `n` indices of a dim alone, which have the label `new`."""
-    key = "restricted", value.term.number, index, n
+def restricted(terms: Terms, value: Value, index: int, new: Part) -> Value:
+    """`value`, of the first indices of a dim alone, which are the part `new`."""
+    key = "restricted", value.term.number, index, new.size
     if key not in terms.memo:
-        base, label = whole(value.term), fresh()
-        found = _restricted(terms, base, base.parts[index][0], Part(n, label))
-        terms.memo[key] = base, label, found
-    base, label, found = terms.memo[key]
-    runs: dict[Label, Parts] = {label: (Part(n, new),)}
+        base, part = whole(value.term), Part(new.size, fresh())
+        found = _restricted(terms, base, base.parts[index][0], part)
+        terms.memo[key] = base, part, found
+    base, part, found = terms.memo[key]
+    runs: dict[Label | None, Parts] = {part.label: (new,)}
     runs.update({a.label: b for (a,), b in zip(base.parts, value.parts, strict=True)})
     parts = tuple(tuple(p for part in dim for p in runs[part.label]) for dim in found.parts)
     return Value(found.term, parts, ())
@@ -287,7 +287,7 @@ def _narrowed(terms: Terms, arg: Value, old: Part, new: Part) -> Value:
         parts = (new, *arg.parts[0][1:])
         return Value(terms.iota(size_of(parts)), (parts,), ())
     if (old,) in arg.parts:
-        return restricted(terms, arg, arg.parts.index((old,)), new.size, new.label)
+        return restricted(terms, arg, arg.parts.index((old,)), new)
     return _sliced(terms, arg, old, new) if old.label in arg.labels else arg
 
 
@@ -310,7 +310,8 @@ def _of_pad(terms: Terms, args: Sequence[Value], run: Parts, new: Part) -> Value
         return made(terms, "pad", (more,), [x, fill], (), along=[[run], []], new=[(new,)])
     if run[0].size > new.size:
         return _narrowed(terms, x, run[0], new)
-    return relabelled(x, {run[0].label: new.label})
+    names: dict[Any, Any] = {run[0].label: new.label}
+    return relabelled(x, names)
 
 
 def _remade(terms: Terms, value: Value, args: list[Value], along, own, new: Part) -> Value:
@@ -357,7 +358,8 @@ def unpadded(
         if number is not None and fits(number):
             new = fresh()
             rest = {*labels, new}.difference(part.label for part in run)
-            found, sizes = unpadded(terms, restricted(terms, value, index, n, new), rest, fits)
+            value = restricted(terms, value, index, Part(n, new))
+            found, sizes = unpadded(terms, value, rest, fits)
             return found, {new: n, **sizes}
     return value, {}
 
@@ -375,5 +377,5 @@ def unpadded_to(terms: Terms, x: Value, dim: int, start: int, limit: int, stride
     if not ends or min(ends) < 2:
         return x
     new = Part(min(ends), fresh())
-    found = restricted(terms, x, index, new.size, new.label)
+    found = restricted(terms, x, index, new)
     return found.at((new,) if d == dim else parts for d, parts in enumerate(x.dims))

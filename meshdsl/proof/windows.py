@@ -182,7 +182,7 @@ def _joined(spec: Spec) -> Spec:
 
 def moved(terms: Terms, x: Value, axis: Label, size: int, by: int) -> Value:
     """What devices along an axis have of those `by` places before them, which differ along it."""
-    run = (Part(size, fresh()),)
-    inner = relabelled(x, {axis: run[0].label})
-    spec = Spec(run, 1, -by, ((1, (Part(size, axis),)),))
+    label = fresh()
+    inner = relabelled(x, {axis: label})
+    spec = Spec((Part(size, label),), 1, -by, ((1, (Part(size, axis),)),))
     return made_of(terms, Value(inner.term, inner.parts, ()), [spec])

@@ -1,5 +1,7 @@
 """Neighbours that exchange the edges of an image, and programs that get that wrong."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -249,7 +251,7 @@ TILES = {"data": 2, "rows": 2, "cols": 2}, {"data": 2, "rows": 2, "cols": 1}, {"
 @pytest.mark.parametrize("sizes", only(TILES[:1], TILES))
 def test_a_step_of_a_model_of_images_in_tiles_is_proved(sizes):
     def program(layout: md.Layout, sizes):
-        mesh = abstract_mesh(sizes)
+        mesh: Any = abstract_mesh(sizes)
         return Job(config, layout.with_mesh(sizes) if sizes else layout, mesh).program()
 
     config = override(Config(), ["batch=8"], **model_values("unet"))
