@@ -8,8 +8,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from tests.proof.common import proof as proof_of_step
 from meshdsl.proof.simulated import evaluated
+from tests.proof.common import proof as proof_of_step
 from tests.proof.test_programs import mapped, proof
 
 N = 4
