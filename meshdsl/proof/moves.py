@@ -112,9 +112,9 @@ def of_all_devices(value: Value, axes: Axes) -> Value:
 
 def _held(value: Value, axes: Axes) -> tuple[Value, list[Part]]:
     """`value` with parts of its own in place of axes, and these parts, none of which has a dim."""
-    moved = [label.axis for label in value.labels if isinstance(label, Moved)]
-    if moved and moved[0] in dict(axes):
-        raise NotProved(f"what was sent along `{moved[0]}` is put together")
+    for label in value.labels:
+        if isinstance(label, Moved) and label.axis in dict(axes):
+            raise NotProved(f"what was sent along `{label.axis}` is put together")
     names: dict[Label, Label] = {axis: fresh() for axis, size in axes if axis in value.labels}
     front = [Part(size, names.get(axis)) for axis, size in axes if size > 1]
     return relabelled(value, names), front

@@ -143,6 +143,12 @@ def _without(terms: Terms, factor: Value | None, divisor: Value) -> Product | No
 def _found(terms: Terms, factor: Value, divisor: Value) -> Product | None:
     if alike(factor, divisor):
         return Product(None, [], [])
+    if factor.term.op == "cast":
+        rest = _found(terms, *arguments_of(factor), divisor)
+        if rest is None or rest.factor is None:
+            return None
+        cast = elementwise(terms, "cast", factor.term.params[:-2], [rest.factor], ())
+        return rest._replace(factor=cast)
     if factor.term.op == "mul":
         for one, other in (args := arguments_of(factor)), reversed(args):
             rest = _found(terms, one, divisor)
