@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import (
     Label,
-    Moved,
     Part,
     Parts,
+    Sent,
     Value,
     axis_of,
     cut,
@@ -84,14 +84,14 @@ def sent(value: Value, axis: str, sources: Sequence[int]) -> Value:
     names: dict[Label, Label] = {}
     for label in value.labels:
         if axis_of(label) == axis:
-            old = label.table if isinstance(label, Moved) else range(len(sources))
+            old = label.table if isinstance(label, Sent) else range(len(sources))
             names[label] = moved_label(axis, [old[source] for source in sources])
     return relabelled(value, names)
 
 
 def moved_label(axis: str, table: Sequence[int]) -> Label:
     """The label of a part of which devices along an axis have these indices."""
-    return axis if list(table) == list(range(len(table))) else Moved(axis, tuple(table))
+    return axis if list(table) == list(range(len(table))) else Sent(axis, tuple(table))
 
 
 def of_all_devices(value: Value, axes: Axes) -> Value:
@@ -102,7 +102,7 @@ def of_all_devices(value: Value, axes: Axes) -> Value:
     """
     names: dict[Label, Label] = {}
     for label in value.labels:
-        if isinstance(label, Moved) and label.axis in dict(axes):
+        if isinstance(label, Sent) and label.axis in dict(axes):
             alone = [axis_of(other) for other in value.labels].count(label.axis) == 1
             if not alone or len(set(label.table)) != len(label.table):
                 raise NotProved(f"what was sent along `{label.axis}` meets what is there")
@@ -113,7 +113,7 @@ def of_all_devices(value: Value, axes: Axes) -> Value:
 def _held(value: Value, axes: Axes) -> tuple[Value, list[Part]]:
     """`value` with parts of its own in place of axes, and these parts, none of which has a dim."""
     for label in value.labels:
-        if isinstance(label, Moved) and label.axis in dict(axes):
+        if isinstance(label, Sent) and label.axis in dict(axes):
             raise NotProved(f"what was sent along `{label.axis}` is put together")
     names: dict[Label, Label] = {axis: fresh() for axis, size in axes if axis in value.labels}
     front = [Part(size, names.get(axis)) for axis, size in axes if size > 1]

@@ -1,6 +1,6 @@
 """Parts that go round the devices along an axis, of which each has every part once.
 
-What a device sent on is the same term as before, with another index (`values.Moved`). Where the
+What a device sent on is the same term as before, with another index (`values.Sent`). Where the
 devices add up what they make of each part, in whatever order, that is the sum over all parts.
 """
 
@@ -17,8 +17,8 @@ from meshdsl.proof.sums import TOGETHER, Pairs, form, linear, summands, total
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
     Label,
-    Moved,
     Part,
+    Sent,
     Value,
     alike,
     arguments_of,
@@ -41,7 +41,7 @@ def _all_parts(terms: Terms, pairs: Pairs) -> Value | None:
     return None
 
 
-def _turns(terms: Terms, pairs: Pairs, value: Value, label: Moved) -> Value | None:
+def _turns(terms: Terms, pairs: Pairs, value: Value, label: Sent) -> Value | None:
     """As `_all_parts`, where one of the terms is `value`, with the part that `label` says."""
     here, size = fresh(), len(label.table)
     whole = relabelled(value, {label: here})
@@ -56,7 +56,7 @@ def _turns(terms: Terms, pairs: Pairs, value: Value, label: Moved) -> Value | No
             names[label.axis] = number, other
     if len(names) != size or len({number for number, _ in names.values()}) > 1:
         return None
-    tables = [its.table if isinstance(its, Moved) else range(size) for its in names]
+    tables = [its.table if isinstance(its, Sent) else range(size) for its in names]
     if any(len(set(indices)) != size for indices in zip(*tables, strict=True)):
         return None
     used = [name_of(other) for _, other in names.values()]
@@ -83,8 +83,8 @@ def settled(terms: Terms, value: Value) -> Value:
     return again(terms, value, args, [settled(terms, arg) for arg in args])
 
 
-def _sent(value: Value) -> list[Moved]:
-    return [label for label in value.labels if isinstance(label, Moved)]
+def _sent(value: Value) -> list[Sent]:
+    return [label for label in value.labels if isinstance(label, Sent)]
 
 
 # -- numbers of places -----------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def _table(value: Value, axes: dict[str, int]) -> np.ndarray | None:
         return None
     axes[axis] = size
     table = np.arange(size) if op == "iota" else np.frombuffer(params[2], np.dtype(params[0]))
-    return table[list(label.table)] if isinstance(label, Moved) else table
+    return table[list(label.table)] if isinstance(label, Sent) else table
 
 
 TOGETHER.append(_all_parts)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshdsl.proof.values import Label, Value, arguments_of
+from meshdsl.proof.values import Label, Sent, Value, arguments_of, axis_of
 
 
 class Source(NamedTuple):
@@ -194,7 +194,7 @@ def numbers(value: Value, places: Mapping[Label | None, int], rank: int) -> np.n
       rank: of the result.
     """
     op, params = value.term.op, value.term.params
-    if not value.labels.keys() <= places.keys():
+    if not {axis_of(label) or label for label in value.labels} <= places.keys():
         return None
     if op == "const":
         number = params[1]
@@ -208,7 +208,10 @@ def numbers(value: Value, places: Mapping[Label | None, int], rank: int) -> np.n
             return None
         if len(parts) != 1 or parts[0].label is None:
             return None
-        at = places[parts[0].label]
+        label = parts[0].label
+        if isinstance(label, Sent):
+            found = found[np.array(label.table)]
+        at = places[axis_of(label) or label]
         return found.reshape([-1 if d == at else 1 for d in range(rank)])
     args: list[Any] = [numbers(arg, places, rank) for arg in arguments_of(value)]
     if not args or any(arg is None for arg in args):

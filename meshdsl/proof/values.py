@@ -22,7 +22,7 @@ from typing import NamedTuple
 from meshdsl.proof.terms import NotProved, Term, Terms
 
 
-class Moved(NamedTuple):
+class Sent(NamedTuple):
     """The label of a part of which devices along an axis have indices that were sent to them.
 
     Attributes:
@@ -36,7 +36,7 @@ class Moved(NamedTuple):
 
 # Of a part: a mesh axis; an axis along which parts were sent on; or a number, for a part of a dim
 # of the local array or of the rounds of a loop that is under way.
-Label = str | int | Moved
+Label = str | int | Sent
 
 
 class Part(NamedTuple):
@@ -62,7 +62,7 @@ def fresh() -> int:
 
 def axis_of(label: Label | None) -> str:
     """The mesh axis that a label is of; nothing if it is of none."""
-    return label.axis if isinstance(label, Moved) else label if isinstance(label, str) else ""
+    return label.axis if isinstance(label, Sent) else label if isinstance(label, str) else ""
 
 
 def size_of(parts: Iterable[Part]) -> int:
