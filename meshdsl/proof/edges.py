@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshdsl.proof.lemmas import Walk, lemma
+from meshdsl.proof.lemmas import EDGES, Walk, lemma
 from meshdsl.proof.moves import sent
 from meshdsl.proof.places import axes_of
 from meshdsl.proof.rings import settled
@@ -153,21 +153,23 @@ def _ppermute(walk: Walk, eqn, *values: Value) -> list[Value]:
     sources = {target: source for source, target in eqn.params["perm"]}
     found = []
     for x in values:
-        edges = _from_neighbours(walk, x, Part(axes[0][1], axes[0][0]), sources)
-        if edges is None and len(set(sources.values())) != axes[0][1]:
-            raise NotProved("there is no lemma for `ppermute`")
-        if edges is None:
+        if walk.sends == EDGES:
+            one = _from_neighbours(walk, x, Part(axes[0][1], axes[0][0]), sources)
+        elif len(set(sources.values())) == axes[0][1]:
             places = [sources[i] for i in range(len(sources))]
-            edges = settled(walk.terms, sent(x, axes[0][0], places))
-        found.append(edges)
+            one = settled(walk.terms, sent(x, axes[0][0], places))
+        else:
+            one = None
+        if one is None:
+            raise NotProved("there is no lemma for `ppermute`")
+        found.append(one)
     return found
 
 
 def _from_neighbours(walk: Walk, x: Value, axis: Part, sources: Mapping[int, int]) -> Value | None:
     """What devices at some distances have, each of which is that of all devices that are there.
 
-    None where it is something else. What goes round among more than two devices is, and what
-    both of two devices exchange without a choice that depends on the device.
+    None where it is something else, as what goes round among more than two devices.
     """
     if axis.label not in x.labels:
         return None
@@ -176,15 +178,12 @@ def _from_neighbours(walk: Walk, x: Value, axis: Part, sources: Mapping[int, int
         distances.setdefault(target - source, []).append(source)
     if axis.size > 2 and any(by - axis.size in distances for by in distances):
         return None
-    found, alike = [], 0
+    found = []
     for by, devices in sorted(distances.items()):
         if not by or len(devices) < axis.size - abs(by):
             return None
         value = _on_devices(walk, x, axis, devices)
-        alike += value is x
         found.append((1, moved(walk.terms, value, axis.label, axis.size, by).at(x.dims)))
-    if alike == len(distances) == 2 == axis.size:
-        return None
     return linear(walk.terms, found, x.dims)
 
 

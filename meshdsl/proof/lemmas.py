@@ -9,14 +9,17 @@ from meshdsl.proof.routes import Pieces
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import Value
 
+# What devices send to each other is taken for parts that go round (`rings`), or for edges of
+# neighbours (`edges`), or it is followed element by element (`ticks`, `passed`).
+SENDS = PARTS, EDGES, ELEMENTS = "parts", "edges", "elements"
+
 
 class Walk(Protocol):
     """What a lemma knows: all terms, the sizes of axes, and how to go through an inner program.
 
     Attributes:
       depth: how many loops are around what is looked at.
-      followed: whether what devices send on is followed element by element (`ticks`, `passed`), and
-        not taken for parts that go round (`rings`) or for edges (`edges`).
+      sends: as what arrays are taken that devices send to each other, one of `SENDS`.
       pieces: of what loops hand on, see `routes`.
       zeros_stay: whether loops are tried first with the zeros that they carry staying zeros.
     """
@@ -24,7 +27,7 @@ class Walk(Protocol):
     terms: Terms
     sizes: Mapping[str, int]
     depth: int
-    followed: bool
+    sends: str
     pieces: Pieces
     zeros_stay: bool
 

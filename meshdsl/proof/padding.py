@@ -25,6 +25,7 @@ from meshdsl.proof.elements import decided
 from meshdsl.proof.sums import (
     ADDITIVE,
     COMMUTATIVE,
+    FORMS,
     LINEAR_IN,
     elementwise,
     extreme,
@@ -70,14 +71,15 @@ _TOTAL = {
     *("abs", "and", "cast", "ceil", "clamp", "concatenate", "convert_element_type", "cos", "erf"),
     *("erfc", "exp", "expm1", "floor", "logistic", "max", "min", "mul", "not", "or", "pad"),
     *("reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "round", "select_n"),
-    *("all", "log", "log1p", "rsqrt", "sign", "sin", "slice", "sqrt", "square", "sum", "tanh"),
+    *("all", "log", "log1p", "over", "rsqrt", "sign", "sin", "slice", "sqrt", "square", "sum"),
+    "tanh",
 }
 # And these of all that are more than -1 or 0; see `least`.
 _OF_MORE_THAN = {"log": 0, "log1p": -1, "rsqrt": 0, "sqrt": -1}
 # Of numbers that are not negative these make such numbers, and of positive ones positive ones.
 _KEEPS_SIGN = {
-    *("all", "cast", "div", "min", "mul", "pad", "reduce_max", "reduce_min", "reduce_sum", "rsqrt"),
-    *("slice", "sqrt"),
+    *("all", "cast", "div", "min", "mul", "over", "pad", "reduce_max", "reduce_min", "reduce_sum"),
+    *("rsqrt", "slice", "sqrt"),
 }
 
 
@@ -165,7 +167,7 @@ class Beyond:
             return False
         if op == "select_n" and args[0].number is not None:
             return args[1 + int(args[0].number)].real
-        if op == "div" and not _divides(args[1]):
+        if op in ("div", "over") and not all(map(_divides, args[1:])):
             return False
         if op in _OF_MORE_THAN and args[0].least <= _OF_MORE_THAN[op]:
             return False
@@ -233,6 +235,8 @@ def _computed(op: str, params: tuple, args: Sequence[Beyond]) -> Number | None:
     if op in LINEAR_IN and any(found[i] == 0 for i in LINEAR_IN[op]):
         real = all(arg.real for arg in args) and (op != "div" or _divides(args[1]))
         return 0 if real else None
+    if op == "over" and found[0] == 0:
+        return 0 if all(map(_divides, args[1:])) else None
     if op == "not" and isinstance(found[0], bool):
         return not found[0]
     if op in ("all", "cast", "reduce_max", "reduce_min", "reduce_and", "reduce_or"):
@@ -329,7 +333,7 @@ def _remade(terms: Terms, value: Value, args: list[Value], along, own, new: Part
         return extreme(terms, op.removeprefix("reduce_"), params, args[0], over, ())
     if (found := decided(terms, op, args)) is not None:
         return found.at(())
-    if op in COMMUTATIVE or op in ADDITIVE:
+    if op in COMMUTATIVE or op in ADDITIVE or op in FORMS:
         return elementwise(terms, op, params, args, ())
     binds = frozenset[Hashable]().union(*(arg.free for arg in value.term.args)) - value.term.free
     if binds and not any(arg.term.free & binds for arg in args):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshdsl.program.jaxpr import body_of, sub_jaxprs
-from meshdsl.proof.lemmas import LEMMAS
+from meshdsl.proof.lemmas import LEMMAS, SENDS
 from meshdsl.proof.terms import NotProved, Place, Term, Terms
 from meshdsl.proof.values import Value
 from meshdsl.proof.walk import CALLS, Run
@@ -82,24 +82,24 @@ class Reference:
             return Proof(names, Doubt(names, "it has other dtypes"))
         if self._error is not None:
             return Proof(names, _doubt(names, str(self._error), self._error.place))
-        # What devices send to each other is understood in one of two ways.
-        first = self._agrees(program, names, orders, followed=False)
-        if first.proved or "ppermute" not in lemmas_of(program)[0]:
-            return first
-        second = self._agrees(program, names, orders, followed=True)
-        return second if second.proved else first
+        sends = "ppermute" in lemmas_of(program)[0]
+        tried = (
+            self._agrees(program, names, orders, how) for how in (SENDS if sends else SENDS[:1])
+        )
+        first = next(tried)
+        return first if first.proved else next((proof for proof in tried if proof.proved), first)
 
     def _agrees(
         self,
         program: Any,
         names: tuple[str, ...],
         orders: Sequence[Sequence[int] | None],
-        *,
-        followed: bool,
+        sends: str,
     ) -> Proof:
+        """What is proved if what devices send to each other is taken for one thing."""
         terms = self._terms
         try:
-            found = Run(terms, followed=followed).run(program, _arguments(terms, program))
+            found = Run(terms, sends).run(program, _arguments(terms, program))
         except NotProved as error:
             place = error.place
             if error.term is not None and (first := _first_new(terms, error.term, self._known)):

@@ -26,7 +26,7 @@ from meshdsl.program.jaxpr import scan_counts
 from meshdsl.proof.alone import on_device, put_together
 from meshdsl.proof.elements import together
 from meshdsl.proof.followed import Followed, Grid, unknown
-from meshdsl.proof.lemmas import CALLS, Walk, lemma
+from meshdsl.proof.lemmas import CALLS, ELEMENTS, Walk, lemma
 from meshdsl.proof.loops import looped
 from meshdsl.proof.moves import Axes, gathered, given_out
 from meshdsl.proof.routes import Atom, Held, Moved, Source
@@ -48,7 +48,7 @@ Cell = tuple[int, int]  # a device, and a tick
 
 @lemma("scan")
 def _scan(walk: Walk, eqn, *values: Value) -> list[Value]:
-    axis = _handed_along(eqn.params["jaxpr"]) if walk.followed else None
+    axis = _handed_along(eqn.params["jaxpr"]) if walk.sends == ELEMENTS else None
     return looped(walk, eqn, values) if axis is None else Ticks(walk, eqn, values, axis).results()
 
 

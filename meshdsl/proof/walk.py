@@ -19,7 +19,7 @@ from meshdsl.proof import (  # noqa: F401  (they fill the table)
     reductions,
     ticks,
 )
-from meshdsl.proof.lemmas import CALLS, LEMMAS, lemma
+from meshdsl.proof.lemmas import CALLS, ELEMENTS, LEMMAS, PARTS, lemma
 from meshdsl.proof.moves import gathered, given_out
 from meshdsl.proof.passed import note, passed
 from meshdsl.proof.routes import Pieces
@@ -33,12 +33,12 @@ class Run:
     Attributes:
       terms: those of this program, and of others that it is compared with.
       sizes: of the mesh axes; empty outside of a `shard_map`.
-      depth, pieces, followed, zeros_stay: see `Walk`.
+      depth, pieces, sends, zeros_stay: see `Walk`.
     """
 
-    def __init__(self, terms: Terms, *, followed: bool = False):
+    def __init__(self, terms: Terms, sends: str = PARTS):
         self.terms = terms
-        self.followed = followed
+        self.sends = sends
         self.sizes: Mapping[str, int] = {}
         self.depth = 0
         self.pieces = Pieces()
@@ -89,7 +89,7 @@ class Run:
         name = eqn.primitive.name
         if name in CALLS:
             return self.run(eqn.params[CALLS[name]], values)
-        followed = self.followed and self.sizes
+        followed = self.sends == ELEMENTS and self.sizes
         moved = passed(self, eqn, values) if followed else None
         if moved is not None:
             return moved
