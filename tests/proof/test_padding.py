@@ -216,16 +216,12 @@ def uneven(*rules, **mesh):
 
 STEPS = {
     "vocab": (uneven("vocab -> model", model=3), ()),
-    "all": (uneven("batch -> data", "heads?, d_ff, vocab -> model", data=3, model=3), ()),
     "d_ff": (uneven("d_ff -> model", model=3), ()),
-    "batch": (uneven("batch -> data", data=3), ("model.dropout=0.1",)),
-    "accumulated": (uneven("batch, vocab -> data", data=3), ("microbatches=2",)),
-    "length": (uneven("heads?, d_ff, vocab, length -> model", model=3), ("model.style=gpt2",)),
-    "ulysses": (uneven("heads? -> model", "length, queries -> model", model=3), ()),
+    "both": (uneven("d_ff, vocab -> model", model=3), ("microbatches=2", "model.dropout=0.1")),
 }
 
 
-@pytest.mark.parametrize("name", only(["vocab", "all"], STEPS))
+@pytest.mark.parametrize("name", only(["vocab"], STEPS))
 def test_a_step_under_a_layout_that_does_not_divide_is_proved(name):
     layout, settings = STEPS[name]
     found = proof(layout, *settings)
@@ -235,4 +231,4 @@ def test_a_step_under_a_layout_that_does_not_divide_is_proved(name):
 def test_a_step_that_is_proved_computes_the_same():
     args, expected = on_one_device()
     jax.clear_caches()  # JAX keeps what it traced under another mesh
-    assert same(evaluated(program(STEPS["all"][0]).jaxpr, args), expected)
+    assert same(evaluated(program(STEPS["both"][0]).jaxpr, args), expected)
