@@ -145,19 +145,19 @@ def _on(table: list[int] | None, devices: Sequence[int]) -> int | None:
 @lemma("ppermute")
 def _ppermute(walk: Walk, eqn, *values: Value) -> list[Value]:
     """Devices along an axis send what they have to others: parts of it, or edges to neighbours."""
-    axes = [(axis, size) for axis, size in axes_of(walk, eqn, "axis_name") if size > 1]
-    if not axes:
-        return [*values]
-    if len(axes) > 1:
-        raise NotProved("there is no lemma for `ppermute`")
+    axes = [(str(axis), size) for axis, size in axes_of(walk, eqn, "axis_name") if size > 1]
     sources = {target: source for source, target in eqn.params["perm"]}
-    found = []
+    if not axes and sources:
+        return [*values]
+    if len(axes) != 1:
+        raise NotProved("there is no lemma for `ppermute`")
+    ((axis, size),), found = axes, []
     for x in values:
         if walk.sends == EDGES:
-            one = _from_neighbours(walk, x, Part(axes[0][1], axes[0][0]), sources)
-        elif len(set(sources.values())) == axes[0][1]:
-            places = [sources[i] for i in range(len(sources))]
-            one = settled(walk.terms, sent(x, axes[0][0], places))
+            one = _from_neighbours(walk, x, axis, size, sources)
+        elif len(set(sources.values())) == size:
+            places = [sources[i] for i in range(size)]
+            one = settled(walk.terms, sent(x, axis, places))
         else:
             one = None
         if one is None:
@@ -166,24 +166,26 @@ def _ppermute(walk: Walk, eqn, *values: Value) -> list[Value]:
     return found
 
 
-def _from_neighbours(walk: Walk, x: Value, axis: Part, sources: Mapping[int, int]) -> Value | None:
+def _from_neighbours(
+    walk: Walk, x: Value, axis: str, size: int, sources: Mapping[int, int]
+) -> Value | None:
     """What devices at some distances have, each of which is that of all devices that are there.
 
     None where it is something else, as what goes round among more than two devices.
     """
-    if axis.label not in x.labels:
+    if axis not in x.labels:
         return None
     distances: dict[int, list[int]] = {}
     for target, source in sorted(sources.items()):
         distances.setdefault(target - source, []).append(source)
-    if axis.size > 2 and any(by - axis.size in distances for by in distances):
+    if size > 2 and any(by - size in distances for by in distances):
         return None
     found = []
     for by, devices in sorted(distances.items()):
-        if not by or len(devices) < axis.size - abs(by):
+        if not by or len(devices) < size - abs(by):
             return None
-        value = _on_devices(walk, x, axis, devices)
-        found.append((1, moved(walk.terms, value, axis.label, axis.size, by).at(x.dims)))
+        value = _on_devices(walk, x, Part(size, axis), devices)
+        found.append((1, moved(walk.terms, value, axis, size, by).at(x.dims)))
     return linear(walk.terms, found, x.dims)
 
 

@@ -17,6 +17,7 @@ from meshdsl.proof.ends import CARRIED, Ends, ends_of, narrowed, widened
 from meshdsl.proof.indexing import indexed
 from meshdsl.proof.lemmas import Walk, lemma
 from meshdsl.proof.rings import settled
+from meshdsl.proof.signs import bounds
 from meshdsl.proof.sums import inwards, is_zero, linear, summed_over, total
 from meshdsl.proof.terms import NotProved, Term, Terms
 from meshdsl.proof.values import (
@@ -293,6 +294,8 @@ class Carried:
         shapes = [value.shape for value in self._first]
         for j, shape in enumerate(shapes):
             if j == i or j in self._known or shapes[i][: len(shape)] != shape:
+                continue
+            if not bounds(self._after[j].term):
                 continue
             first, before, after = (
                 times_exp(self._terms, values[i], values[j], 1)

@@ -7,7 +7,8 @@ its parts are put together. So exponentials go outwards: a product is written as
 
 where `x` has no exponential as a factor. `exp(a + b)` is `exp(a) * exp(b)`, an exponential along
 which a sum does not go leaves it, those that all terms of a sum have in common are its factor, and
-`log(exp(p) * x)` is `p + log(x)`. So what scores are shifted by cancels.
+`log(exp(p) * x)` is `p + log(x)`. So what scores are shifted by cancels; only maxima, logarithms
+and small constants do (`bounds`), because with anything else floats may overflow.
 
 A division is the operation `over`, with divisors that are known not to be negative. Where one is
 zero, the dividend is known to be zero too, and so is the result: the weights of a row that has
@@ -21,7 +22,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from meshdsl.proof.assumed import given
-from meshdsl.proof.signs import positive, unsigned, vanishes
+from meshdsl.proof.signs import bounds, positive, unsigned, vanishes
 from meshdsl.proof.sums import (
     TOGETHER,
     Pairs,
@@ -62,19 +63,23 @@ class Product(NamedTuple):
 def factors(value: Value) -> Product:
     """A value as a product."""
     op = value.term.op
-    if op == "exp":
-        (power,) = arguments_of(value)
-        return Product(None, summands(power), [])
+    if op == "exp" and (power := _power(*arguments_of(value))):
+        return Product(None, power, [])
     if op == "mul":
         for one, other in (args := arguments_of(value)), reversed(args):
-            if other.term.op == "exp":
-                inner = factors(one)
-                return inner._replace(power=summands(arguments_of(other)[0]))
+            if other.term.op == "exp" and (power := _power(*arguments_of(other))):
+                return factors(one)._replace(power=power)
     if op == "over":
         factor, *divisors = arguments_of(value)
         one = factor.term.op == "const" and factor.term.params[1] == 1
         return Product(None if one else factor, [], divisors)
     return Product(value, [], [])
+
+
+def _power(value: Value) -> Pairs | None:
+    """What is added up in the argument of an exponential; None if it is not to be taken apart."""
+    found = summands(value)
+    return found if all(number > 0 or bounds(each.term) for number, each in found) else None
 
 
 def product(terms: Terms, *values: Product) -> Value:
@@ -144,7 +149,8 @@ def _found(terms: Terms, factor: Value, divisor: Value) -> Product | None:
     if alike(factor, divisor):
         return Product(None, [], [])
     if factor.term.op == "cast":
-        rest = _found(terms, *arguments_of(factor), divisor)
+        (inner,) = arguments_of(factor)
+        rest = _found(terms, inner, divisor)
         if rest is None or rest.factor is None:
             return None
         cast = elementwise(terms, "cast", factor.term.params[:-2], [rest.factor], ())
@@ -164,8 +170,9 @@ def _mul(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> Value
 
 
 @form("exp")
-def _exp(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> Value:
-    return product(terms, Product(None, summands(values[0]), []))
+def _exp(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> Value | None:
+    power = _power(values[0])
+    return None if power is None else product(terms, Product(None, power, []))
 
 
 @form("log")

@@ -42,6 +42,35 @@ def _sign(term: Term) -> int:
     return _ANY
 
 
+# Of upper bounds, such as maxima, these make upper bounds.
+_OF_BOUNDS = {"cast", "concatenate", "join", "pad", "slice", "windows"}
+_MOST = (
+    1e4  # an exponential of no larger constant is still a number of a dtype of two bytes or more
+)
+
+
+@functools.lru_cache(4096)
+def bounds(term: Term) -> bool:
+    """Whether a term is what exponentials may be divided by without overflow: a maximum, say.
+
+    Over real numbers any number may be taken from all that exponentials are computed of. In floats
+    it has to be about as large as the largest of them. So only maxima, logarithms of sums and small
+    constants are.
+    """
+    if term.op in ("log", "max", "reduce_max", "variable"):
+        return True
+    if term.op == "const":
+        number = term.params[1]
+        return isinstance(number, (int, float)) and abs(number) <= _MOST
+    if term.op in ("select_n", "cond"):
+        return all(map(bounds, term.args[1:]))
+    if term.op == "carried":
+        return bounds(term.args[2])
+    if term.op in ("all", "last"):
+        return bounds(term.args[0])
+    return term.op in _OF_BOUNDS and all(map(bounds, term.args))
+
+
 def vanishes(value: Value, where: Value) -> bool:
     """Whether a value is zero wherever another one is, which is never negative.
 

@@ -86,8 +86,9 @@ class Verified:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Verified:
         """The inverse of `to_dict`, also of what was read from JSON, which has no tuples."""
-        known = {field.name: found[field.name] for field in fields(cls)}
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in known.items()})
+        known: dict[str, Any] = {field.name: found[field.name] for field in fields(cls)}
+        lists = {name: tuple(x) for name, x in known.items() if isinstance(x, list)}
+        return cls(**known | lists)
 
 
 def verified(

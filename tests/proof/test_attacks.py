@@ -72,6 +72,11 @@ PAIRS = {
         ),
         X,
     ),
+    "a hop of a device alone to nobody": (
+        lambda x: x,
+        mapped(lambda x: lax.ppermute(x, "a", []), (P(),), P(), {"a": 1}),
+        X,
+    ),
     "what is constant before another carry is known": (
         lambda x: 0 * x[0],
         rounds(lambda c, s, e: (c + (s - s[0]), s + e), jnp.zeros(3)),

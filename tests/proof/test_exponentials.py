@@ -65,15 +65,21 @@ def over_keys(fn):
 SOFTMAX = {
     "as it is": lambda q, k, v: jax.nn.softmax(q @ k.T, axis=-1) @ v,
     "less a maximum": shifted,
-    "less a mean": lambda q, k, v: shifted(q, k, v, lambda s: s.mean(-1)),
     "by its logarithm": lambda q, k, v: jnp.exp(jax.nn.log_softmax(q @ k.T, axis=-1)) @ v,
     "in blocks": in_blocks,
     "in more blocks": lambda q, k, v: in_blocks(q, k, v, 4),
     "over devices": over_keys(split),
-    "each less its own mean": over_keys(lambda q, k, v: split(q, k, v, lambda t: lax.psum(t, "a"))),
     "merged": over_keys(merged),
 }
 OTHERS = {
+    # What follows is one over real numbers, but floats may overflow.
+    "less a mean": lambda q, k, v: shifted(q, k, v, lambda s: s.mean(-1)),
+    "less a minimum": lambda q, k, v: shifted(q, k, v, lambda s: s.min(-1)),
+    "less an infinity": lambda q, k, v: shifted(
+        q, k, v, lambda s: jnp.minimum(s.max(-1), -jnp.inf)
+    ),
+    "each less its own sum": over_keys(lambda q, k, v: split(q, k, v, lambda t: lax.psum(t, "a"))),
+    # And this is none.
     "less too much above": lambda q, k, v: (
         jnp.exp(q @ k.T - 1) @ v / jnp.exp(q @ k.T).sum(-1, keepdims=True)
     ),
