@@ -30,17 +30,18 @@ _MODELS = (
 )
 _LAYOUTS = (
     *("data", "fsdp", "hybrid-fsdp", "zero1", "zero2", "tensor", "fsdp-tensor", "sequence"),
-    *("fsdp-sequence", "ulysses"),
+    *("fsdp-sequence", "ulysses", "context", "pipeline", "pipeline-fsdp", "pipeline-tensor"),
+    *("pipeline-rounds", "spatial"),
 )
 _SETTINGS = ("batch=64", "precision.compute=bfloat16")
 
 
 def sizes(layout: md.Layout) -> Mapping[str, int]:
-    """Those of a mesh: 64 devices along the only axis, or 16 by 4; a given size stays."""
+    """Those of a mesh: 64 devices along the only axis, or 16 by 4; other given sizes stay."""
     alone = len(layout.mesh) == 1
     of = {"rest": 64 if alone else 16}
     found = {axis: of[size] if size == "rest" else int(size) for axis, size in layout.mesh.items()}
-    return found | {axis: 4 for axis in ("model", "context") if axis in found}
+    return found | {axis: 4 for axis in ("model", "context") if axis in found and len(found) < 3}
 
 
 def judged(reference: Reference, config: Config, name: str) -> str:

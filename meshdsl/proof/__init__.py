@@ -7,8 +7,19 @@ are equal into one form: sums go inwards, and what is linear is added up (`sums`
 one object. So the programs agree, up to the order of sums, if each result is the same object in
 both. `docs/verify.md` has the theorem, and what is trusted.
 
-`verified` says what is proved of a recorded program, and `certificate` keeps it in a file. Nothing
-here knows of layouts, or of how programs are lowered.
+| what | where |
+| --- | --- |
+| the representation | `terms`, `values` |
+| the comparison | `walk` goes through a program, `prove` compares two |
+| lemmas, by primitive | `elements`, `along`, `places`, `moves`, `reductions`, `indexing`, `loops` |
+| one form for | sums (`sums`), exponentials (`products`), rows of tables (`lookups`), conditions
+  (`branches`), padding (`padding`, and in loops `ends`), the largest of parts (`largest`) |
+| what is known of numbers | `signs`, `assumed` |
+| what devices send each other | parts that go round (`rings`); edges of neighbours (`edges`,
+  `windows`); elements, one by one (`ticks` and `passed`, by `followed`, `routes` and `alone`) |
+| what a user sees | `verified`, `certificate`; `counterexample`, by numbers (`simulated`) |
+
+Nothing here knows of layouts, or of how programs are lowered.
 """
 
 from meshdsl.proof.prove import Proof, Reference, lemmas_of, prove

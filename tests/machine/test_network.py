@@ -5,12 +5,15 @@ import math
 import pathlib
 import re
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from meshdsl.machine import Network, find_target
+from meshdsl.machine.chips import chips
 from meshdsl.machine.network import device_coordinates
+from meshdsl.machine.target import Target
 
 MB = 1e6
 
@@ -157,6 +160,17 @@ def test_nodes_are_left_an_eighth_by_eight_gpus():
 def test_an_axis_of_one_and_virtual_devices_take_no_time():
     assert network("v5p:4x4x4", data=64, model=1).seconds("psum", ("model",), MB) == 0
     assert network("cpu:8", data=8).seconds("psum", ("data",), MB) == 0
+
+
+def test_processes_of_cpus_wait_for_each_other():
+    """Of four, with 20 Mbit/s and 50 ms, as `python -m benchmarks.slow_network` measures it."""
+    links = {"scale_out_bandwidth": 2.5e6, "scale_out_latency": 0.05}
+    cpu = replace(chips()["cpu"], flops=1.0, **links)
+    net = Network(Target("cpu:1x4", cpu, (1, 4)), {"replica": 4})
+    sums = net.seconds("psum", ("replica",), MB)
+    assert sums == pytest.approx(2 * MB * 3 / 4 / 2.5e6 + 2 * 3 * 0.1)  # a ring, there and back
+    gathered = net.seconds("all_gather", ("replica",), MB)
+    assert gathered == pytest.approx(MB * 3 / 4 / 2.5e6 + 2 * 0.1)  # by doubling
 
 
 def test_a_gather_measured_on_hardware():
