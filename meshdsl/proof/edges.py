@@ -18,7 +18,7 @@ from meshdsl.proof.lemmas import EDGES, Walk, lemma
 from meshdsl.proof.moves import sent
 from meshdsl.proof.places import axes_of
 from meshdsl.proof.rings import settled
-from meshdsl.proof.sums import ADDITIVE, elementwise, is_zero, linear, total
+from meshdsl.proof.sums import ADDITIVE, elementwise, is_zero, later, linear, total
 from meshdsl.proof.terms import NotProved, Term, Terms
 from meshdsl.proof.values import (
     Part,
@@ -271,6 +271,7 @@ def put_together(terms: Terms, values: Sequence[Value], dim: int) -> Value | Non
 Pairs = list[tuple[Fraction, Value]]
 
 
+@later
 def overlaps(terms: Terms, pairs: Pairs) -> Pairs:
     """A sum in which rows that overlap are added up, as what is computed of all rows."""
     for _, value in pairs:

@@ -29,6 +29,7 @@ from meshdsl.proof.sums import (
     LINEAR_IN,
     elementwise,
     extreme,
+    later,
     linear,
     total,
 )
@@ -343,6 +344,7 @@ def _remade(terms: Terms, value: Value, args: list[Value], along, own, new: Part
     return made(terms, op, params, args, (), **how)
 
 
+@later
 def unpadded(
     terms: Terms, value: Value, labels: Collection[Label], fits: Callable[[Number], bool]
 ) -> tuple[Value, dict[Label, int]]:

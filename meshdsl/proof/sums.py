@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from math import prod
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -55,6 +56,13 @@ def inwards(*operations: str):
 # parameters and its arguments. None: it is as it is.
 Form = Callable[[Terms, str, tuple, Sequence[Value]], Value | None]
 FORMS: dict[str, list[Form]] = {}
+LATER: dict[str, Callable[..., Any]] = {}  # functions that sums call, and that need sums themselves
+
+
+def later(function: Callable[..., Any]):
+    """Says of a function that it is the one of its name in `LATER`."""
+    LATER[function.__name__] = function
+    return function
 
 
 def form(*operations: str):
@@ -121,9 +129,7 @@ def linear(
         add(Fraction(factor), value)
     kept = _numbered(terms, [(factor, value) for factor, value in found.values() if factor])
     if len(kept) > 1 and any(_of_neighbours(value.term) for _, value in kept):
-        from meshdsl.proof import edges  # which itself needs sums
-
-        kept = edges.overlaps(terms, kept)
+        kept = LATER["overlaps"](terms, kept)
     if not kept:
         return Value(terms.constant(0, ""), (), ()).at(dims)
     if len(kept) == 1 and kept[0][0] == 1:
@@ -191,9 +197,7 @@ def unpadded(
     """See `padding.unpadded`."""
     if not value.term.pads or not labels:
         return value, {}
-    from meshdsl.proof import padding  # which itself needs sums
-
-    return padding.unpadded(terms, value, labels, fits)
+    return LATER["unpadded"](terms, value, labels, fits)
 
 
 def summed_over(terms: Terms, value: Value, parts: Iterable[Part], dims: Iterable[Parts]) -> Value:

@@ -149,14 +149,14 @@ def run(
             loaded=loaded_step,
             ledger=partial(ledger_of, title, program, target, ledger) if ledger else None,
         )
+        startup.done("prepare")
+        state, done = loop.initial_state(done)
+        startup.done("restore" if done else "initialize")
+        # Only here, because a resume that is refused must leave the folder as it was.
         if not executable:
             proof = certified(job, program, folder.certificate, console.print)
             stack.enter_context(proof)
         del program  # which only a ledger and the proof need any longer
-        startup.done("prepare")
-        state, done = loop.initial_state(done)
-        startup.done("restore" if done else "initialize")
-        # Only here, because a resume that is refused must leave the configuration as it was.
         hosts.first_does(lambda: folder.write_config(config, "\n".join(chosen)))
         if changed := hosts.first_does(folder.note_versions):
             console.print(f"other versions than before, so bits may differ: {', '.join(changed)}")
