@@ -93,6 +93,8 @@ def _each_element(walk: Walk, eqn, *given: Value) -> list[Value]:
         op = "integer_div" if op == "div" else op
         if op == "eq" and (same := lookups.same_number(terms, params, values)):
             return [same.at(dims)]
+    if op in ("abs", "exp", "log") and eqn.invars[0].aval.dtype.kind == "c":
+        op = f"complex_{op}"  # their rules are those of real numbers
     if len(eqn.outvars) == 1:
         return [elementwise(terms, op, params, values, dims)]
     count = range(len(eqn.outvars))

@@ -79,7 +79,8 @@ def factors(value: Value) -> Product:
 def _power(value: Value) -> Pairs | None:
     """What is added up in the argument of an exponential; None if it is not to be taken apart."""
     found = summands(value)
-    return found if all(number > 0 or bounds(each.term) for number, each in found) else None
+    shifts = [each for number, each in found if number < 0 or each.term.op == "const"]
+    return found if all(bounds(each.term) for each in shifts) else None
 
 
 def product(terms: Terms, *values: Product) -> Value:
@@ -186,7 +187,7 @@ def _log(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> Value
 
 @form("abs")
 def _abs(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> Value | None:
-    return values[0] if unsigned(values[0].term) else None
+    return values[0] if not params and unsigned(values[0].term) else None  # integers have params
 
 
 @form("over")
@@ -223,6 +224,8 @@ def _guarded(value: Value) -> Product | None:
     which, number, some = arguments_of(value)
     known, found = _some(which), factors(some)
     if known is None or found.factor is None or number.term.op != "const" or is_zero(number):
+        return None
+    if not isinstance(number.term.params[1], (int, float)):  # as one that is no number
         return None
     return found if alike(found.factor, known) and not found.divisors else None
 

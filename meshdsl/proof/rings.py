@@ -119,6 +119,8 @@ def _on_places(terms: Terms, op: str, params: tuple, values: Sequence[Value]) ->
         return None
     ((axis, size),) = axes.items() or [("", 1)]
     result = np.broadcast_to(_ON_PLACES[op](*tables), (size,))
+    if result.dtype.kind not in "bi":
+        return None
     if op == "select_n" and result.min() < 0:  # of unsigned numbers it would be another one
         return None
     if (result == result[0]).all():

@@ -44,9 +44,7 @@ def _sign(term: Term) -> int:
 
 # Of upper bounds, such as maxima, these make upper bounds.
 _OF_BOUNDS = {"cast", "concatenate", "join", "pad", "slice", "windows"}
-_MOST = (
-    1e4  # an exponential of no larger constant is still a number of a dtype of two bytes or more
-)
+_MOST = 80  # the exponential of a larger constant may be no number of a float any more
 
 
 @functools.lru_cache(4096)

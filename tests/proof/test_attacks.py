@@ -63,6 +63,24 @@ def nested(pick):
     return lambda x: lax.scan(outer, (x[0, 0] < 9,), (x, x.T))[1]
 
 
+def weights(other):
+    """Of a row that may have none."""
+
+    def fn(x):
+        each = jnp.where(x > 2, jnp.exp(x), 0)
+        return each / jnp.where(each.sum() > 0, each.sum(), other)
+
+    return fn
+
+
+def softmax(of):
+    return lambda x: jnp.exp(of(x)) / jnp.exp(of(x)).sum()
+
+
+def hundreds(x):
+    return jnp.full(len(x), 100, jnp.int8) + jnp.full(len(x), 100, jnp.int8)
+
+
 K = lax.iota(jnp.int32, 4).reshape(2, 2)
 PAIRS = {
     "a copy to the next device": (
@@ -86,6 +104,19 @@ PAIRS = {
         lambda x: jnp.int32(len(x)) + 0 * x[0, 0].astype(jnp.int32),
         rounds(lambda c, s, e: (c + 1 + (s[1] - s[0]).astype(jnp.int32), s + e), 0),
         WIDE,
+    ),
+    "a logarithm of complex numbers": (
+        lambda x: 1j * x,
+        lambda x: jnp.log(jnp.exp(1j * x)),
+        X,
+    ),
+    "a guard that is no number": (weights(1.0), weights(jnp.nan), X),
+    "a constant that is too large": (softmax(lambda x: x), softmax(lambda x: x - 1000), X),
+    "a constant that is added": (softmax(lambda x: x), softmax(lambda x: x + (-1000)), X),
+    "the absolute value of a sum that wraps": (
+        lambda x: x + hundreds(x).astype(jnp.float32),
+        lambda x: x + jnp.abs(hundreds(x)).astype(jnp.float32),
+        X,
     ),
     "elements of one matrix in two orders": (
         nested(lambda a, b: a),
