@@ -86,9 +86,11 @@ class Verified:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Verified:
         """The inverse of `to_dict`, also of what was read from JSON, which has no tuples."""
-        known: dict[str, Any] = {field.name: found[field.name] for field in fields(cls)}
-        lists = {name: tuple(x) for name, x in known.items() if isinstance(x, list)}
-        return cls(**known | lists)
+        known: dict[str, Any] = {}
+        for each in fields(cls):
+            x = found[each.name]
+            known[each.name] = tuple(x) if isinstance(x, list) else x
+        return cls(**known)
 
 
 def verified(
