@@ -4,7 +4,6 @@ python -m tests.proof.table 60
 """
 
 import sys
-
 from collections import Counter
 
 from tests.proof.common import LAYOUTS
