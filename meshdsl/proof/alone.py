@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
-from meshdsl.proof.routes import numbers
+from meshdsl.proof.known import numbers_along
 from meshdsl.proof.sums import elementwise, inwards, is_zero, linear, total
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import Part, Parts, Value, made, opened, own_dims
@@ -43,10 +41,10 @@ def on_device(terms: Terms, value: Value, axis: Part, device: int) -> Value | No
         zero = Value(terms.constant(0, ""), (), ()).at(value.dims)
         return args[0] if params[0] == device else zero
     if op == "select_n":
-        known = numbers(args[0], {axis.label: 0}, 1)
+        known = numbers_along(args[0], axis)
         if known is None:
             return None
-        case = args[1 + int(np.broadcast_to(known, axis.size)[device])]
+        case = args[1 + int(known[device])]
         return on_device(terms, case, axis, device)
     of_each_element = args and not any(along) and params[-1] == () and not own_dims(value, args)
     if not of_each_element or None in value.term.views:
@@ -64,10 +62,10 @@ def chosen(terms: Terms, values: Sequence[Value], dims: Sequence[Parts]) -> Valu
     """A `select_n` that each device decides by its number, of what only some devices have."""
     which, *cases = values
     axes = [Part(size, label) for label, size in which.labels.items()]
-    known = numbers(which, {axis.label: 0 for axis in axes}, 1) if len(axes) == 1 else None
+    known = numbers_along(which, axes[0]) if len(axes) == 1 else None
     if known is None or not any(_is_alone(case) for case in cases):
         return None
-    numbered = enumerate(np.broadcast_to(known, axes[0].size))
+    numbered = enumerate(known)
     each = [on_device(terms, cases[int(n)], axes[0], device) for device, n in numbered]
     kept = [value for value in each if value is not None]
     return put_together(terms, kept, axes[0], dims) if len(kept) == len(each) else None

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshdsl.proof.known import numbers_along
 from meshdsl.proof.lemmas import EDGES, Walk, lemma
 from meshdsl.proof.moves import sent
 from meshdsl.proof.places import axes_of
@@ -63,7 +64,7 @@ def edge(value: Value, axis: Part, rows: Parts) -> Edge:
         own = [dim for dim in own_dims(value, args) if dim]
         op, params = value.term.op, value.term.params
         if op == "select_n" and len(args) == 3 and is_zero(args[1]):
-            table = _table(args[0], here)
+            table = numbers_along(args[0], here)
             if table is None:
                 break
             masks.append((by, table))
@@ -113,32 +114,9 @@ def shifts(term: Term) -> bool:
     return every == 1 and steps == (1,) and len(term.params[-2][0][0]) == 1
 
 
-def _table(value: Value, axis: Part) -> list[int] | None:
-    """What a value is on each device along an axis, if it is known before the program runs."""
-    term = value.term
-    if value.parts not in ((), ((axis,),)):
-        return None
-    if term.op == "const" and isinstance(term.params[1], int):
-        return [term.params[1]] * axis.size
-    if term.op == "iota":
-        return list(range(axis.size))
-    if term.op == "array" and term.params[0] in ("bool", "int32"):
-        return np.frombuffer(term.params[-1], term.params[0]).tolist()
-    of_args = [_table(arg, axis) for arg in opened(value)[0]]
-    tables = [table for table in of_args if table is not None]
-    if not tables or len(tables) < len(of_args):
-        return None
-    each = list(zip(*tables, strict=True))
-    if term.op == "sum":
-        return [int(sum(f * x for f, x in zip(term.params[0], xs, strict=True))) for xs in each]
-    if term.op == "lt":
-        return [a < b for a, b in each]
-    return [cases[int(which)] for which, *cases in each] if term.op == "select_n" else None
-
-
-def _on(table: list[int] | None, devices: Sequence[int]) -> int | None:
+def _on(table: np.ndarray | None, devices: Sequence[int]) -> int | None:
     """What is the same on some devices."""
-    found = {table[a] for a in devices} if table else set()
+    found = set() if table is None else {int(table[a]) for a in devices}
     return found.pop() if len(found) == 1 else None
 
 
@@ -196,10 +174,10 @@ def _on_devices(walk: Walk, x: Value, axis: Part, devices: Sequence[int]) -> Val
         args = [_on_devices(walk, arg, axis, devices) for arg in args]
         return linear(walk.terms, zip(x.term.params[0], args, strict=True), x.dims)
     if x.term.op == "select_n":
-        which = _on(_table(args[0], axis), devices)
+        which = _on(numbers_along(args[0], axis), devices)
         return x if which is None else _on_devices(walk, args[1 + which], axis, devices)
     if x.term.op == "dynamic_slice" and len(args) == 2 and len(along[0]) == 1:
-        start, own = _on(_table(args[1], axis), devices), own_dims(x, args)
+        start, own = _on(numbers_along(args[1], axis), devices), own_dims(x, args)
         (run,), (size,) = along[0], x.term.params[0]
         if start is not None and run and run[0].label is not None:
             start = min(max(start, 0), size_of(run) - size)
@@ -216,7 +194,7 @@ def placed(terms: Terms, value: Value, dim: int, start: Value, size: int) -> Val
     if len(start.parts) != 1 or len(start.parts[0]) != 1:
         return None
     (axis,), rows, new = start.parts[0], value.dims[dim], Part(size, fresh())
-    table, found = _table(start, axis), []
+    table, found = numbers_along(start, axis), []
     for factor, arg in _added(value):
         here = [a for a in range(axis.size) if not _zero_on(arg, axis, [a])]
         at = _on(table, here)

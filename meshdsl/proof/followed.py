@@ -17,20 +17,12 @@ from jax.extend.core import Literal
 
 from meshdsl.program.jaxpr import scan_counts
 from meshdsl.proof.elements import SAME
+from meshdsl.proof.known import computed, is_number, numbers_along, numbers_of
 from meshdsl.proof.lemmas import CALLS, Walk
-from meshdsl.proof.routes import (
-    Held,
-    Moved,
-    Pieces,
-    computed,
-    exchanges,
-    is_number,
-    numbers,
-    zeros,
-)
+from meshdsl.proof.routes import Held, Moved, Pieces, exchanges, zeros
 from meshdsl.proof.sums import is_zero
 from meshdsl.proof.terms import NotProved
-from meshdsl.proof.values import Value, labelled, relabelled, unchanging
+from meshdsl.proof.values import Part, Value, labelled, relabelled, unchanging
 
 _unknown = itertools.count()
 
@@ -98,7 +90,7 @@ class Followed:
         if isinstance(grid, Grid) and grid.axis == self.axis and x.same_as(grid.value(self.walk)):
             return grid.held
         if is_number(aval) and len(x.dims[0]) == 1:
-            known = numbers(x, {self.axis: 0, x.dims[0][0].label: 1}, 2)
+            known = numbers_of(x, {self.axis: 0, x.dims[0][0].label: 1}, 2)
             if known is not None:
                 known = np.broadcast_to(known, (len(self.devices), length)).astype(aval.dtype)
                 return [known[:, t] for t in range(length)]
@@ -195,9 +187,9 @@ class Followed:
 def held_of(walk: Walk, axis: str, x: Value, aval: Any) -> Held:
     """What each device along an axis has of a value."""
     devices = range(walk.sizes[axis])
-    known = numbers(x, {axis: 0}, 1) if is_number(aval) else None
+    known = numbers_along(x, Part(len(devices), axis)) if is_number(aval) else None
     if known is not None:
-        return np.broadcast_to(known, len(devices)).astype(aval.dtype)
+        return known.astype(aval.dtype)
     if is_zero(x):
         return zeros(len(devices), aval.shape)
     return walk.pieces.of(walk.pieces.source(x, (), aval.shape), devices, -1)

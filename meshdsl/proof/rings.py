@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshdsl.proof.assumed import THROUGH, again, rebuilt
+from meshdsl.proof.known import computed, numbers_of
 from meshdsl.proof.moves import moved_label
 from meshdsl.proof.products import name_of
-from meshdsl.proof.sums import TOGETHER, Pairs, form, linear, summands, total
+from meshdsl.proof.sums import TOGETHER, Pairs, form, linear, total
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
     Label,
@@ -89,38 +90,24 @@ def _sent(value: Value) -> list[Sent]:
 
 # -- numbers of places -----------------------------------------------------------------------------
 
-_ON_PLACES = {
-    "and": np.bitwise_and,
-    "eq": np.equal,
-    "ge": np.greater_equal,
-    "gt": np.greater,
-    "le": np.less_equal,
-    "lt": np.less,
-    "ne": np.not_equal,
-    "or": np.bitwise_or,
-    "rem": np.fmod,
-    "select_n": lambda which, *cases: np.choose(which.astype(int), cases),
-}
-_DTYPES = (), ("int32",), ("int64",)  # parameters of these: of bools, and of signed numbers
 
-
-@form(*_ON_PLACES)
+@form("and", "eq", "ge", "gt", "le", "lt", "ne", "or", "rem", "select_n")
 def _on_places(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> Value | None:
     """What is computed of whole numbers that depend on the place along one axis, or on nothing.
 
     It is computed for each place. If each place has another number, it is that of a part that was
     sent along the axis, or that times a number.
     """
-    axes: dict[str, int] = {}
-    tables = [table for value in values if (table := _table(value, axes)) is not None]
-    if len(axes) > 1 or len(tables) < len(values) or params not in _DTYPES:
+    axes = {axis_of(label): size for value in values for label, size in value.labels.items()}
+    if len(axes) > 1 or "" in axes or params not in ((), ("int32",)):
         return None
-    if (op == "select_n" and tables[0].dtype != bool) or (op == "rem" and not tables[1].all()):
+    tables = [numbers_of(value, dict.fromkeys(axes, 0), 1) for value in values]
+    result = computed(op, tables) if all(table is not None for table in tables) else None
+    if result is None:
         return None
     ((axis, size),) = axes.items() or [("", 1)]
-    result = np.broadcast_to(_ON_PLACES[op](*tables), (size,))
-    if result.dtype.kind not in "bi":
-        return None
+    result = np.broadcast_to(result, (size,))
+    result = result if result.dtype == bool else result.astype(np.int32)
     if op == "select_n" and result.min() < 0:  # of unsigned numbers it would be another one
         return None
     if (result == result[0]).all():
@@ -131,29 +118,6 @@ def _on_places(terms: Terms, op: str, params: tuple, values: Sequence[Value]) ->
         return linear(terms, [(step, Value(terms.iota(size), ((part,),), ()))], ())
     key = str(result.dtype), result.shape, result.tobytes()
     return Value(terms.term("array", key, shape=(size,)), ((Part(size, axis),),), ())
-
-
-def _table(value: Value, axes: dict[str, int]) -> np.ndarray | None:
-    """The numbers of all places along an axis, which is noted; None if it is not known or none."""
-    op, params = value.term.op, value.term.params
-    if op == "const" and isinstance(params[1], (int, bool)):
-        return np.asarray(params[1])
-    if op == "sum":
-        found = np.asarray(0)
-        for number, one in summands(value):
-            table = _table(one, axes)
-            if table is None or number.denominator > 1 or len(axes) > 1:
-                return None
-            found = found + int(number) * table
-        return found
-    if op not in ("iota", "array") or len(value.labels) != 1:
-        return None
-    ((label, size),) = value.labels.items()
-    if not (axis := axis_of(label)):
-        return None
-    axes[axis] = size
-    table = np.arange(size) if op == "iota" else np.frombuffer(params[2], np.dtype(params[0]))
-    return table[list(label.table)] if isinstance(label, Sent) else table
 
 
 TOGETHER.append(_all_parts)

@@ -8,13 +8,12 @@ element of an array that the loop was given, or that a device has computed in a 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshdsl.proof.values import Label, Sent, Value, arguments_of, axis_of
+from meshdsl.proof.values import Value
 
 
 class Source(NamedTuple):
@@ -139,89 +138,6 @@ class Pieces:
 
 def zeros(devices: int, shape: tuple[int, ...]) -> Moved:
     return Moved(np.zeros((devices, *[1] * len(shape)), int), shape)
-
-
-def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return (a - np.fmod(a, b)) // b
-
-
-# Of integers and truth values.
-_OF_NUMBERS: dict[str, Callable] = {
-    "abs": np.abs,
-    "add": np.add,
-    "and": np.bitwise_and,
-    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
-    "div": _divided,
-    "eq": np.equal,
-    "ge": np.greater_equal,
-    "gt": np.greater,
-    "integer_div": _divided,
-    "le": np.less_equal,
-    "lt": np.less,
-    "max": np.maximum,
-    "min": np.minimum,
-    "mul": np.multiply,
-    "ne": np.not_equal,
-    "neg": np.negative,
-    "not": np.invert,
-    "or": np.bitwise_or,
-    "rem": np.fmod,
-    "select_n": lambda which, *cases: np.choose(which.astype(int), cases),
-    "sign": np.sign,
-    "sub": np.subtract,
-    "xor": np.bitwise_xor,
-}
-
-
-def computed(op: str, args: Sequence[np.ndarray]) -> np.ndarray | None:
-    """What an operation makes of numbers that are known; None if that is not known."""
-    by_zero = op in ("div", "integer_div", "rem") and (args[1] == 0).any()
-    if op not in _OF_NUMBERS or by_zero or (op == "select_n" and args[0].dtype != bool):
-        return None
-    return _OF_NUMBERS[op](*args)
-
-
-def is_number(aval: Any) -> bool:
-    return aval.shape == () and aval.dtype in (np.int32, np.bool_)
-
-
-def numbers(value: Value, places: Mapping[Label | None, int], rank: int) -> np.ndarray | None:
-    """The numbers that a value consists of, if they are known.
-
-    Args:
-      value: of a dtype of int32 or bool.
-      places: for each label that it may have, the dim of the result.
-      rank: of the result.
-    """
-    op, params = value.term.op, value.term.params
-    if not {axis_of(label) or label for label in value.labels} <= places.keys():
-        return None
-    if op == "const":
-        number = params[1]
-        return np.array(number).reshape([1] * rank) if isinstance(number, (bool, int)) else None
-    if op in ("iota", "array") and len(value.parts) == 1:
-        (parts,) = value.parts
-        found = np.arange(math.prod(part.size for part in parts))
-        if op == "array" and params[0] in ("int32", "bool"):
-            found = np.frombuffer(params[-1], params[0])
-        elif op == "array":
-            return None
-        if len(parts) != 1 or parts[0].label is None:
-            return None
-        label = parts[0].label
-        if isinstance(label, Sent):
-            found = found[np.array(label.table)]
-        at = places[axis_of(label) or label]
-        return found.reshape([-1 if d == at else 1 for d in range(rank)])
-    args: list[Any] = [numbers(arg, places, rank) for arg in arguments_of(value)]
-    if not args or any(arg is None for arg in args):
-        return None
-    if op == "sum" and all(factor.denominator == 1 for factor in params[0]):
-        pairs = zip(params[0], args, strict=True)
-        found = np.asarray(sum(int(factor) * arg for factor, arg in pairs))
-    else:  # an operation on integers of another dtype has that among its parameters
-        found = computed(op, args) if params[:-2] in ((), ("int32",)) else None
-    return found if found is not None and np.abs(found.astype(int)).max() < 2**31 else None
 
 
 def exchanges(eqn: Any, axis: str) -> bool:
