@@ -44,7 +44,9 @@ def compile_step(arguments: argparse.Namespace) -> int:
       MeshDSLError: see `analysis_of`; the compiler is not installed, or refuses the step or one of
         the options; or a file cannot be written.
     """
-    check_files(arguments.html, arguments.save)
+    save = arguments.save
+    certificate = save and save.with_name(f"{save.name}.proof.json")
+    check_files(arguments.html, save, certificate)
     compile_only()
     analysis = analysis_of(arguments, arguments.layout, arguments.mesh)
     if sys.stderr.isatty():
@@ -53,10 +55,9 @@ def compile_step(arguments: argparse.Namespace) -> int:
     found = compiled.report
     if arguments.html:
         write_file(arguments.html, page(compiled.explained_as_compiled()))
-    proof = analysis.verify()
-    if arguments.save and compiled.executable is not None:
-        compiled.subject.save(compiled.executable, arguments.save, found.options)
-        certificate = arguments.save.with_name(f"{arguments.save.name}.proof.json")
+    proof = analysis.verify(numbers=False)
+    if save and compiled.executable is not None:
+        compiled.subject.save(compiled.executable, save, found.options)
         Certificate.of(compiled.subject.made_from, proof).write(certificate)
     if arguments.json:
         print(json.dumps({**found.to_dict(), "proof": proof.to_dict()}))

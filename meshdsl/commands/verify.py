@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from meshdsl.commands.analysis import analysis_of
-from meshdsl.commands.output import check_files
+from meshdsl.commands.output import check_files, write_file
 from meshdsl.predict.compiler.topology import compile_only
 from meshdsl.proof.certificate import Certificate
 from meshdsl.train.job import Job
@@ -26,21 +25,23 @@ def verify_step(arguments: argparse.Namespace) -> int:
     compile_only()
     analysis = analysis_of(arguments, arguments.layout, arguments.mesh, arguments.devices)
     if arguments.certificate:
-        return _check(arguments.certificate, analysis.on(analysis.mesh))
+        return _check(arguments.certificate, analysis.on(analysis.mesh), arguments.json)
     found = analysis.verify()
     if arguments.write:
         made_from = analysis.on(analysis.mesh).made_from
-        Certificate.of(made_from, found).write(arguments.write)
-        print(f"wrote {arguments.write}", file=sys.stderr)
+        write_file(arguments.write, Certificate.of(made_from, found).text)
     print(json.dumps(found.to_dict()) if arguments.json else found)
     return 0 if found.proved else NOT_PROVED
 
 
-def _check(path: Path, job: Job) -> int:
+def _check(path: Path, job: Job, as_json: bool) -> int:
     """Print whether a certificate holds for the step of a job, and what it says."""
     certificate = Certificate.read(path)
-    if changes := certificate.changes(job.made_from):
+    changes, proof = certificate.changes(job.made_from), certificate.proof
+    if as_json:
+        print(json.dumps({"changes": changes, "proof": proof.to_dict()}))
+    elif changes:
         print(f"{path} does not hold, because this has changed: {', '.join(changes)}")
-        return NOT_PROVED
-    print(f"{path} holds\n{certificate.proof}")
-    return 0 if certificate.proof.proved else NOT_PROVED
+    else:
+        print(f"{path} holds\n{proof}")
+    return 0 if proof.proved and not changes else NOT_PROVED

@@ -32,7 +32,7 @@ class Certificate:
       made_from: all that it is made from, as texts by name: the settings, the rules of the layout,
         the sizes of the mesh, and the platform, which decides what runs as a kernel.
       versions: of Python and of the packages that compute.
-      code: a digest of meshdsl, and one of each file of the user's code that calls an op.
+      code: a digest of meshdsl, and one of each other file that calls an op.
       proof: what is proved.
     """
 
@@ -59,6 +59,11 @@ class Certificate:
             *(f"the code of {name}" for name in code if code[name] != self.code.get(name)),
         ]
 
+    @property
+    def text(self) -> str:
+        """What a file of it has."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n"
+
     def write(self, path: Path) -> None:
         """Write it to a file.
 
@@ -66,8 +71,7 @@ class Certificate:
           MeshDSLError: the file cannot be written.
         """
         with system_errors_say(path):
-            text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=1)
-            path.write_text(text + "\n", encoding="utf-8")
+            path.write_text(self.text, encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Certificate:
@@ -88,18 +92,22 @@ class Certificate:
 
 
 def _code(proof: Verified) -> dict[str, str]:
-    """The digests of meshdsl, and of the files of the user's code that the proof names."""
-    return {"meshdsl": _own_code(), **{file: _digest(Path(file)) for file in proof.files}}
+    """The digests of meshdsl, and of all other files that the proof names."""
+    files = [file for file in map(Path, proof.files) if not _own_folders() & {*file.parents}]
+    return {"meshdsl": _own_code(), **{str(file): _digest(file) for file in files}}
+
+
+@cache
+def _own_folders() -> set[Path]:
+    specs = [spec for name in _OWN if (spec := find_spec(name))]
+    return {Path(folder) for s in specs for folder in s.submodule_search_locations or ()}
 
 
 @cache
 def _own_code() -> str:
     found = hashlib.sha256()
-    for name in _OWN:
-        spec = find_spec(name)
-        for folder in spec.submodule_search_locations or () if spec else ():
-            for file in sorted(Path(folder).rglob("*.py")):
-                found.update(_digest(file).encode())
+    for file in sorted(file for folder in _own_folders() for file in folder.rglob("*.py")):
+        found.update(_digest(file).encode())
     return found.hexdigest()
 
 

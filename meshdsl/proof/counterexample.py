@@ -43,15 +43,16 @@ def difference(on: Callable[[Any], Any], sizes: Mapping[str, int], orders: Order
     if sum(math.prod(aval.shape) for aval in reference.jaxpr.in_avals) > _LARGEST:
         return ""
     args = [_drawn(aval, i) for i, aval in enumerate(reference.jaxpr.in_avals)]
-    found = ""
-    wanted = _run(reference, args)
+    found, wanted = "", _run(reference, args)
+    if wanted is None:
+        return found
     for few in (two(live), *(two([axis]) for axis in live if len(live) > 1)):
         try:
             program = on(abstract_mesh(few, "cpu")).program()
             results = _run(program, args)
         except MeshDSLError:
             continue  # the layout may not fit so few devices
-        if wanted is None or results is None:
+        if results is None:
             break
         where = " ".join(f"{axis}={size}" for axis, size in few.items())
         words = _worst(program, orders(reference, program), wanted, results)

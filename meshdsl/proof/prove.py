@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshdsl.program.jaxpr import body_of, sub_jaxprs
-from meshdsl.proof.lemmas import LEMMAS, SENDS
+from meshdsl.proof.lemmas import CALLS, LEMMAS, SENDS
 from meshdsl.proof.terms import NotProved, Place, Term, Terms
 from meshdsl.proof.values import Value
-from meshdsl.proof.walk import CALLS, Run
+from meshdsl.proof.walk import Run
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,8 @@ class Reference:
             return Proof(names, Doubt(names, "it has other dtypes"))
         if self._error is not None:
             return Proof(names, _doubt(names, str(self._error), self._error.place))
-        sends = "ppermute" in lemmas_of(program)[0]
-        tried = (
-            self._agrees(program, names, orders, how) for how in (SENDS if sends else SENDS[:1])
-        )
+        sends = SENDS if "ppermute" in lemmas_of(program)[0] else SENDS[:1]
+        tried = (self._agrees(program, names, orders, each) for each in sends)
         first = next(tried)
         return first if first.proved else next((proof for proof in tried if proof.proved), first)
 
@@ -96,7 +94,7 @@ class Reference:
         orders: Sequence[Sequence[int] | None],
         sends: str,
     ) -> Proof:
-        """What is proved if what devices send to each other is taken for one thing."""
+        """What is proved if what devices send each other is taken for `sends`, see `SENDS`."""
         terms = self._terms
         try:
             found = Run(terms, sends).run(program, _arguments(terms, program))

@@ -58,9 +58,8 @@ class _Run:
     def _everywhere(self, x: Any) -> Any:
         x = x if hasattr(x, "dtype") else np.asarray(x)
         if not jnp.issubdtype(x.dtype, jax.dtypes.extended):
-            x = _wide(
-                jnp.asarray(np.asarray(x))
-            )  # a constant may be bound to the mesh of its program
+            x = np.asarray(x)  # a constant of JAX may be bound to the mesh of its program
+            x = _wide(jnp.asarray(x))
         return jnp.broadcast_to(x, (self._count, *x.shape)) if self._sizes else x
 
     def _results(self, eqn: Any, values: list[Any]) -> list[Any]:

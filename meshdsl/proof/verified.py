@@ -16,11 +16,15 @@ from meshdsl.proof.prove import lemmas_of, prove
 
 
 class Subject(Protocol):
-    """What is proved, on one mesh."""
+    """A call on one mesh."""
 
-    def program(self) -> Program: ...
+    def program(self) -> Program:
+        """The record of the call."""
+        ...
 
-    def reference(self) -> Program: ...
+    def reference(self) -> Program:
+        """The program of the same call on one device."""
+        ...
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,7 +43,7 @@ class Verified:
         run.
       lemmas: how many equations of each primitive the proved program has.
       assumed: what the proof takes for granted of kernels and of primitives without a lemma.
-      files: those of the user's code that call ops.
+      files: those that call ops: of layers, of models and of the user's code.
     """
 
     title: str
@@ -133,13 +137,12 @@ def verified(
     lemmas, unknown = lemmas_of(program.jaxpr)
     functions = ", ".join(f"`{name}`" for name in unknown)
     assumed = [f"{functions}: of the same operands they make the same"] if functions else []
-    return Verified(
-        **known, lemmas=lemmas, assumed=(*assumed, *(_kernels(runs) if runs is not program else ()))
-    )
+    if runs is not program:
+        assumed += _kernels(runs)
+    return Verified(**known, lemmas=lemmas, assumed=tuple(assumed))
 
 
 def _files(program: Program) -> tuple[str, ...]:
-    """The files of the user's code that call ops; those of meshdsl have no path from the root."""
     found = {file for op in program.ops for file, _ in op.lines}
     return tuple(sorted(file for file in found if Path(file).is_absolute()))
 

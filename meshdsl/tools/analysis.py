@@ -24,7 +24,7 @@ from meshdsl.predict.compiler.topology import target_devices
 from meshdsl.predict.explain import explain
 from meshdsl.predict.explanation import Explanation
 from meshdsl.program.program import Program
-from meshdsl.proof.verified import Verified, verified
+from meshdsl.proof import verified
 from meshdsl.tools import compiled_text, explanation_text
 from meshdsl.tools.page import program_html
 
@@ -46,16 +46,8 @@ class Explained(Explanation):
         return program_html(self)
 
 
-class Subject(Protocol):
+class Subject(verified.Subject, Protocol):
     """What is analysed, on one mesh."""
-
-    def program(self) -> Program:
-        """The record of one call."""
-        ...
-
-    def reference(self) -> Program:
-        """The program of the same call on one device."""
-        ...
 
     @property
     def lowered(self) -> jax.stages.Lowered:
@@ -178,10 +170,12 @@ class Analysis:
         known: dict[str, Any] = vars(report) | {"remat": self.remat, "choice": self.choice}
         return Compiled(**known, executable=executable, explanation=explanation, subject=subject)
 
-    def verify(self) -> Verified:
-        """Prove that one call computes what it does on one device."""
+    def verify(self, *, numbers: bool = True) -> verified.Verified:
+        """Prove that one call computes what it does on one device; see `md.verify`."""
         program = self.on(self.mesh).program()
-        return verified(self.on, program, platform_of(self.mesh), self.title)
+        return verified.verified(
+            self.on, program, platform_of(self.mesh), self.title, numbers=numbers
+        )
 
     def _explain(self, program: Program, target: Target | None) -> Explanation:
         found = Explained.of(

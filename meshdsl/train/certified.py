@@ -20,6 +20,8 @@ from meshdsl.proof.certificate import Certificate
 from meshdsl.proof.verified import Verified, verified
 from meshdsl.train.job import Job
 
+_PATIENCE = 5.0  # seconds that a run waits at its end for a proof that is not found yet
+
 
 @contextmanager
 def certified(
@@ -27,7 +29,8 @@ def certified(
 ) -> Iterator[None]:
     """A context in whose time the step of a job is proved, if the setting `proof` asks for it.
 
-    A step that is proved already, by a certificate that holds, is not proved again.
+    A step that is proved already, by a certificate that holds, is not proved again. A run that ends
+    before its step is proved goes without.
 
     Args:
       program: the record of the step.
@@ -48,7 +51,7 @@ def certified(
         yield
     finally:
         if thread:
-            thread.join()
+            thread.join(_PATIENCE)
 
 
 def _required(find: Callable[[], Verified]) -> str:

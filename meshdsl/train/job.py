@@ -220,16 +220,16 @@ class Job:
         )
 
     def _made(self, options: Mapping[str, str]) -> executables.Provenance:
-        return executables.Provenance.of(self.mesh, self.settings, options)
+        return executables.Provenance.of(self.mesh, self._settings, options)
 
     @property
     def made_from(self) -> dict[str, str]:
         """All that the step is made from, the mesh and its platform too, as texts by name."""
         sizes = {f"mesh {axis}": str(size) for axis, size in dict(self.mesh.shape).items()}
-        return {**self.settings, **sizes, "platform": platform_of(self.mesh)}
+        return {**self._settings, **sizes, "platform": platform_of(self.mesh)}
 
     @property
-    def settings(self) -> dict[str, str]:
+    def _settings(self) -> dict[str, str]:
         """All settings that the step is made from, those of the layout too, as texts by name."""
         config = replace(
             self.config,

@@ -34,6 +34,9 @@ def test_a_certificate_is_written_and_checked(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(verified, "prove", None)  # nothing is compared from here on
     assert main([*words, "--certificate", file]) == 0
     assert capsys.readouterr().out == f"{file} holds\n{proved}"
+    assert main([*words, "--certificate", file, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["proof"]["proved"] and found["changes"] == []
     assert main([*words, "batch=32", "model.d_ff=32", "--certificate", file]) == 3
     assert capsys.readouterr().out == (
         f"{file} does not hold, because this has changed: batch 16 -> 32, model.d_ff 64 -> 32\n"

@@ -6,7 +6,8 @@ from dataclasses import replace
 from meshdsl.predict.compiler.match import AbsentCollective, CompiledCollective
 from meshdsl.predict.compiler.report import ChipMemory, CompiledReport
 from meshdsl.predict.explanation import Explanation, MemoryView, Span, TensorView, TimeView
-from meshdsl.tools.compiled_text import describe
+from meshdsl.proof.verified import Verified
+from meshdsl.tools.compiled_text import describe, proof_text
 
 OP = ("md.f.3", "einsum[batch_data, d_model]", "mlp.py:31")
 GATHER = CompiledCollective(
@@ -52,6 +53,24 @@ def test_the_verdict_and_the_surprises_come_first():
     )
     assert lines[5] == "SURPRISES: 1 kinds of collectives that no record explains"
     assert " ".join(lines[7].split()) == "backward all_to_all(data, model) 3 x 4.0 KiB 0 1 ms 1 ms"
+
+
+def test_whether_what_runs_is_what_is_proved():
+    proved = Verified("tiny", ("loss", "w"), assumed=("the kernel `splash` computes what ...",))
+    quiet = replace(REPORT, collectives=(GATHER,))
+    first = "proved: all 2 results equal those of one device, up to the order of sums"
+    assert proof_text(quiet, proved).splitlines() == [
+        first,
+        "  taken: the kernel `splash` computes what ...",
+        "  compiled: no collectives but those of the program that is proved",
+    ]
+    last = "  but the compiled program has collectives that no record explains, see above"
+    assert proof_text(REPORT, proved).splitlines()[-1] == last
+    doubt = Verified("tiny", ("loss",), ("loss",), "there is no lemma for `f`")
+    assert proof_text(quiet, doubt).splitlines() == [
+        "not proved: its result",
+        "  there is no lemma for `f`",
+    ]
 
 
 def test_everything_else_is_said():

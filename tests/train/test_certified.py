@@ -1,5 +1,7 @@
 """The setting `proof`: what a run says of its step, and when it does not begin."""
 
+from threading import Event
+
 import pytest
 
 import meshdsl as md
@@ -34,6 +36,14 @@ def test_a_run_that_requires_a_proof_does_not_begin_without(tmp_path, monkeypatc
     job = tiny_job("fsdp", "proof=require")
     with pytest.raises(md.MeshDSLError, match="proof=require: the step\nnot proved: its result"):
         said(job, tmp_path / "proof.json")
+
+
+def test_a_run_does_not_wait_long_at_its_end(tmp_path, monkeypatch):
+    ended = Event()
+    monkeypatch.setattr(module, "verified", lambda *_, **how: ended.wait(60))
+    monkeypatch.setattr(module, "_PATIENCE", 0.01)
+    assert said(tiny_job("fsdp"), tmp_path / "proof.json") == []
+    ended.set()
 
 
 @pytest.mark.parametrize(("layout", "setting"), [("fsdp", "off"), ("single", "tell")])
