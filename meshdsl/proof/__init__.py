@@ -2,8 +2,8 @@
 
 Both programs are jaxprs. What each of their results means is written as a *term*, an expression of
 the program's arguments in which the axes of the mesh are dims like any other (`terms`). A table of
-lemmas says what each primitive of JAX does to terms (`lemmas`), and a few rules bring terms that
-are equal into one form: sums go inwards, and what is linear is added up (`sums`). Equal terms are
+lemmas says what each primitive of JAX does to terms (`lemmas`), and rules bring terms that are
+equal into one form: sums go inwards, and what is linear is added up (`forms.sums`). Equal terms are
 one object. So the programs agree, up to the order of sums, if each result is the same object in
 both. `docs/verify.md` has the theorem, and what is trusted.
 
@@ -12,11 +12,10 @@ both. `docs/verify.md` has the theorem, and what is trusted.
 | the representation | `terms`, `values` |
 | the comparison | `walk` goes through a program, `prove` compares two |
 | lemmas, by primitive | `elements`, `along`, `places`, `moves`, `reductions`, `indexing`, `loops` |
-| one form for | sums (`sums`), exponentials (`products`), rows of tables (`lookups`), conditions
-  (`branches`), padding (`padding`, and in loops `ends`), the largest of parts (`largest`) |
-| what is known of numbers | `signs`, `assumed` |
-| what devices send each other | parts that go round (`rings`); edges of neighbours (`edges`,
-  `windows`); elements, one by one (`ticks` and `passed`, by `followed`, `routes` and `alone`) |
+| one form | `forms/`: of sums, of products with exponentials, of rows of tables, of what conditions
+  choose, of what is padded, of windows, and of the largest of parts |
+| what devices send each other | `sends/`: parts that go round (`rings`), edges of neighbours
+  (`edges`), or elements, one by one (`ticks` and `passed`, by `followed`, `routes` and `alone`) |
 | what a user sees | `verified`, `certificate`; `counterexample`, by numbers (`simulated`) |
 
 Nothing here knows of layouts, or of how programs are lowered.

@@ -8,10 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from meshdsl.proof import alone, lookups
+from meshdsl.proof.forms import lookups
+from meshdsl.proof.forms.products import factors, product
+from meshdsl.proof.forms.sums import elementwise, is_zero, linear, summands, total
 from meshdsl.proof.lemmas import Walk, lemma
-from meshdsl.proof.products import factors, product
-from meshdsl.proof.sums import elementwise, is_zero, linear, summands, total
+from meshdsl.proof.sends import alone
 from meshdsl.proof.terms import NotProved, Terms
 from meshdsl.proof.values import (
     Parts,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshdsl.proof import lookups
 from meshdsl.proof.along import Dim, alike, mapped
-from meshdsl.proof.edges import placed, put_together
 from meshdsl.proof.elements import together
-from meshdsl.proof.largest import of_largest
+from meshdsl.proof.forms import lookups
+from meshdsl.proof.forms.largest import of_largest
+from meshdsl.proof.forms.padding import unpadded_to
+from meshdsl.proof.forms.sums import inwards, is_zero, linear, summed_over, total
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.moves import Axes, given_out
-from meshdsl.proof.padding import unpadded_to
-from meshdsl.proof.rings import at_index
-from meshdsl.proof.sums import inwards, is_zero, linear, summed_over, total
+from meshdsl.proof.sends.edges import placed, put_together
+from meshdsl.proof.sends.rings import at_index
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
     Part,

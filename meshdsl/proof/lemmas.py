@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from meshdsl.proof.routes import Pieces
+from meshdsl.proof.sends.routes import Pieces
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import Value
 

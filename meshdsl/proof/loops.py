@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from meshdsl.program.jaxpr import scan_counts
-from meshdsl.proof.branches import by_case, times_exp
 from meshdsl.proof.elements import together
-from meshdsl.proof.ends import CARRIED, Ends, ends_of, narrowed, widened
+from meshdsl.proof.forms.branches import by_case, times_exp
+from meshdsl.proof.forms.ends import CARRIED, Ends, ends_of, narrowed, widened
+from meshdsl.proof.forms.signs import bounds
+from meshdsl.proof.forms.sums import inwards, is_zero, linear, summed_over, total
 from meshdsl.proof.indexing import indexed
 from meshdsl.proof.lemmas import Walk, lemma
-from meshdsl.proof.rings import settled
-from meshdsl.proof.signs import bounds
-from meshdsl.proof.sums import inwards, is_zero, linear, summed_over, total
+from meshdsl.proof.sends.rings import settled
 from meshdsl.proof.terms import NotProved, Term, Terms
 from meshdsl.proof.values import (
     Part,

@@ -7,8 +7,9 @@ import numpy as np
 
 from meshdsl.proof.along import anything
 from meshdsl.proof.elements import converted
+from meshdsl.proof.forms.sums import elementwise, extreme, summed_over
+from meshdsl.proof.forms.windows import Spec, taken
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
-from meshdsl.proof.sums import elementwise, extreme, summed_over
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import (
     Part,
@@ -18,7 +19,6 @@ from meshdsl.proof.values import (
     joined,
     unchanging,
 )
-from meshdsl.proof.windows import Spec, taken
 
 
 @lemma("reduce_sum")

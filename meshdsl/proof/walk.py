@@ -17,12 +17,12 @@ from meshdsl.proof import (  # noqa: F401  (they fill the table)
     loops,
     places,
     reductions,
-    ticks,
 )
 from meshdsl.proof.lemmas import CALLS, ELEMENTS, LEMMAS, PARTS, lemma
 from meshdsl.proof.moves import gathered, given_out
-from meshdsl.proof.passed import note, passed
-from meshdsl.proof.routes import Pieces
+from meshdsl.proof.sends import edges, ticks  # noqa: F401
+from meshdsl.proof.sends.passed import note, passed
+from meshdsl.proof.sends.routes import Pieces
 from meshdsl.proof.terms import NotProved, Place, Terms
 from meshdsl.proof.values import Value, unchanging, whole
 

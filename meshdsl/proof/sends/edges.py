@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshdsl.proof.known import numbers_along
+from meshdsl.proof.forms.known import numbers_along
+from meshdsl.proof.forms.sums import ADDITIVE, elementwise, is_zero, later, linear, total
+from meshdsl.proof.forms.windows import Spec, made_of, moved, specs_of, taken
 from meshdsl.proof.lemmas import EDGES, Walk, lemma
 from meshdsl.proof.moves import sent
 from meshdsl.proof.places import axes_of
-from meshdsl.proof.rings import settled
-from meshdsl.proof.sums import ADDITIVE, elementwise, is_zero, later, linear, total
+from meshdsl.proof.sends.rings import settled
 from meshdsl.proof.terms import NotProved, Term, Terms
 from meshdsl.proof.values import (
     Part,
@@ -31,7 +32,6 @@ from meshdsl.proof.values import (
     own_dims,
     size_of,
 )
-from meshdsl.proof.windows import Spec, made_of, moved, specs_of, taken
 
 
 class Edge(NamedTuple):
@@ -67,7 +67,7 @@ def edge(value: Value, axis: Part, rows: Parts) -> Edge:
             table = numbers_along(args[0], here)
             if table is None:
                 break
-            masks.append((by, table))
+            masks.append((by, table.tolist()))
             value = args[2]
         elif op == "sum" and set(params[0]) == {1}:
             inside = lambda a: all(0 <= a - at < axis.size and t[a - at] for at, t in masks)

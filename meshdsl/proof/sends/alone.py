@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from meshdsl.proof.known import numbers_along
-from meshdsl.proof.sums import elementwise, inwards, is_zero, linear, total
+from meshdsl.proof.forms.known import numbers_along
+from meshdsl.proof.forms.sums import elementwise, inwards, is_zero, linear, total
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import Part, Parts, Value, made, opened, own_dims
 

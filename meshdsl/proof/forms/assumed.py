@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from meshdsl.proof.sums import elementwise, extreme, linear, total
+from meshdsl.proof.forms.sums import elementwise, extreme, linear, total
 from meshdsl.proof.terms import Term, Terms
 from meshdsl.proof.values import Value, alike, arguments_of, labelled, lacking, opened, own_dims
 

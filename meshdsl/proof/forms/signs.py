@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterator
 
-from meshdsl.proof.sums import is_zero
+from meshdsl.proof.forms.sums import is_zero
 from meshdsl.proof.terms import Term
 from meshdsl.proof.values import Label, Part, Parts, Value, arguments_of, labelled, lacking
 

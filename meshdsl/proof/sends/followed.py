@@ -17,10 +17,10 @@ from jax.extend.core import Literal
 
 from meshdsl.program.jaxpr import scan_counts
 from meshdsl.proof.elements import SAME
-from meshdsl.proof.known import computed, is_number, numbers_along, numbers_of
+from meshdsl.proof.forms.known import computed, is_number, numbers_along, numbers_of
+from meshdsl.proof.forms.sums import is_zero
 from meshdsl.proof.lemmas import CALLS, Walk
-from meshdsl.proof.routes import Held, Moved, Pieces, exchanges, zeros
-from meshdsl.proof.sums import is_zero
+from meshdsl.proof.sends.routes import Held, Moved, Pieces, exchanges, zeros
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import Part, Value, labelled, relabelled, unchanging
 

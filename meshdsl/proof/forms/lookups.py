@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from meshdsl.proof.sums import elementwise, inwards, is_zero, linear, summands, unpadded
+from meshdsl.proof.forms.sums import elementwise, inwards, is_zero, linear, summands, unpadded
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
     Part,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from meshdsl.proof.padding import Beyond, restricted
+from meshdsl.proof.forms.padding import Beyond, restricted
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import Part, Parts, Value, fresh, made, size_of
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from meshdsl.proof.assumed import replaced
 from meshdsl.proof.elements import together
-from meshdsl.proof.products import Product, factors, name_of, product
-from meshdsl.proof.signs import is_among
-from meshdsl.proof.sums import Pairs, linear, summands
+from meshdsl.proof.forms.assumed import replaced
+from meshdsl.proof.forms.products import Product, factors, name_of, product
+from meshdsl.proof.forms.signs import is_among
+from meshdsl.proof.forms.sums import Pairs, linear, summands
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
     Label,

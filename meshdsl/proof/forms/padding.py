@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 from meshdsl.proof.elements import decided
-from meshdsl.proof.sums import (
+from meshdsl.proof.forms.sums import (
     ADDITIVE,
     COMMUTATIVE,
     FORMS,

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshdsl.proof.assumed import THROUGH, again, rebuilt
-from meshdsl.proof.known import computed, numbers_of
+from meshdsl.proof.forms.assumed import THROUGH, again, rebuilt
+from meshdsl.proof.forms.known import computed, numbers_of
+from meshdsl.proof.forms.products import name_of
+from meshdsl.proof.forms.sums import TOGETHER, Pairs, form, linear, total
 from meshdsl.proof.moves import moved_label
-from meshdsl.proof.products import name_of
-from meshdsl.proof.sums import TOGETHER, Pairs, form, linear, total
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
     Label,
@@ -102,7 +102,8 @@ def _on_places(terms: Terms, op: str, params: tuple, values: Sequence[Value]) ->
     if len(axes) > 1 or "" in axes or params not in ((), ("int32",)):
         return None
     tables = [numbers_of(value, dict.fromkeys(axes, 0), 1) for value in values]
-    result = computed(op, tables) if all(table is not None for table in tables) else None
+    known = [table for table in tables if table is not None]
+    result = computed(op, known) if len(known) == len(tables) else None
     if result is None:
         return None
     ((axis, size),) = axes.items() or [("", 1)]

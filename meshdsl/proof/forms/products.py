@@ -21,9 +21,9 @@ from collections.abc import Hashable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from meshdsl.proof.assumed import given
-from meshdsl.proof.signs import bounds, positive, unsigned, vanishes
-from meshdsl.proof.sums import (
+from meshdsl.proof.forms.assumed import given
+from meshdsl.proof.forms.signs import bounds, positive, unsigned, vanishes
+from meshdsl.proof.forms.sums import (
     TOGETHER,
     Pairs,
     elementwise,

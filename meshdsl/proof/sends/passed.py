@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshdsl.proof.followed import MOVES, axes_of, held_of, unknown
 from meshdsl.proof.lemmas import Walk
 from meshdsl.proof.moves import gathered, given_out
-from meshdsl.proof.routes import Held, Moved
+from meshdsl.proof.sends.followed import MOVES, axes_of, held_of, unknown
+from meshdsl.proof.sends.routes import Held, Moved
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import Parts, Value, cut, unchanging
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 import jax.numpy as jnp
 
-from meshdsl.proof.sums import EXTREMES, extreme, is_zero, unpadded
+from meshdsl.proof.forms.sums import EXTREMES, extreme, is_zero, unpadded
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
     Label,

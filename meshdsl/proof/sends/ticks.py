@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshdsl.program.jaxpr import scan_counts
-from meshdsl.proof.alone import on_device, put_together
 from meshdsl.proof.elements import together
-from meshdsl.proof.followed import Followed, Grid, unknown
+from meshdsl.proof.forms.sums import linear, total
 from meshdsl.proof.lemmas import CALLS, ELEMENTS, Walk, lemma
 from meshdsl.proof.loops import looped
 from meshdsl.proof.moves import Axes, gathered, given_out
-from meshdsl.proof.routes import Atom, Held, Moved, Source
-from meshdsl.proof.sums import linear, total
+from meshdsl.proof.sends.alone import on_device, put_together
+from meshdsl.proof.sends.followed import Followed, Grid, unknown
+from meshdsl.proof.sends.routes import Atom, Held, Moved, Source
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import (
     Part,
