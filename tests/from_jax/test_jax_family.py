@@ -83,6 +83,13 @@ def package():
 
 
 @pytest.mark.slow
+def test_a_step_of_another_package_is_proved(package, capsys):
+    words = ["verify", "--layout", "fsdp-tensor", "--mesh", "data=2,model=2", *package]
+    assert main(words) == 0
+    assert "proved: all " in capsys.readouterr().out
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_once")
 def test_a_model_of_another_package_is_trained_and_goes_on_under_another_layout(package, tmp_path):
     words = [*package, "sample.tokens=0", "checkpoint.every=2", "--data", str(EXAMPLE.parent)]

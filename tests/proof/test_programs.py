@@ -80,6 +80,29 @@ WRONG = {
     "parts in another place": mapped(product, (P("a"), P()), P("b")),
 }
 
+# Of each row by itself, along its elements.
+ALONG = {
+    "largest ones": lambda x, w: lax.top_k(x, 3)[0],
+    "places of largest ones": lambda x, w: lax.top_k(x, 3)[1],
+    "elements, one by one": lambda x, w: jnp.stack(jnp.unstack(x, axis=1)[::-1], 1),
+    "windows": lambda x, w: lax.reduce_window(x, 0.0, lax.add, (1, 3), (1, 2), "VALID"),
+    "maxima of windows": lambda x, w: lax.reduce_window(
+        x, -jnp.inf, lax.max, (1, 3), (1, 1), "SAME"
+    ),
+    "a product": lambda x, w: jnp.prod(x, 1),
+    "frequencies": lambda x, w: jnp.abs(jnp.fft.fft(x)),
+    "a factor": lambda x, w: jnp.linalg.cholesky(x[:, :, None] * x[:, None] + jnp.eye(12)),
+}
+
+
+@pytest.mark.parametrize("name", ALONG)
+def test_what_is_computed_along_a_dim_is_proved_where_another_one_is_split(name):
+    fn = ALONG[name]
+    assert proof(fn, mapped(fn, (P("a"), P()), P("a")), X, W).proved
+    split = mapped(lambda x, w: lax.pmax(fn(x, w), "a"), (P(None, "a"), P()), P())
+    if name not in ("elements, one by one", "frequencies", "a factor"):  # which change their shape
+        assert not proof(lambda x, w: fn(x[:, :6], w), split, X, W).proved
+
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_programs_are_proved(name):
