@@ -32,11 +32,11 @@ import meshdsl as md
 from meshdsl.commands.lookup import pick_devices
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Config
-from meshdsl.train.data import open_data
-from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.interrupt import Stopping
 from meshdsl.train.job import Job
+from meshdsl.train.phases import phases_of
+from meshdsl.train.prepared import Prepared
 from meshdsl.train.settings import override
 from meshdsl.train.startup import Startup
 from meshdsl.train.step import State
@@ -68,9 +68,10 @@ class Loops:
             config,
             Job(config, layout, md.make_mesh(layout, pick_devices(layout, config.devices))),
         )
-        self.corpus = open_data(config)
-        self.batches = self.corpus.train(rows_here(self.job.batch["tokens"]))
-        self.batch = self.job.place(next(self.batches))
+        (phase,) = phases_of(config)
+        self.prepared = Prepared(phase, self.job, (), print)
+        with closing(self.prepared.batches()) as batches:
+            self.batch = self.job.place(next(batches))
         self.step, self.state = self.job.lowered.compile(), self.job.step.init(jax.random.key(0))
         self.state, self.measured = self.step(self.state, self.batch)
 
@@ -99,17 +100,9 @@ class Loops:
         with tempfile.TemporaryDirectory() as path:
             folder = RunFolder(Path(path))
             with closing(Checkpoints(folder.checkpoints, every=every, keep=1)) as checkpoints:
-                run = Counted(
-                    self.job,
-                    self.corpus,
-                    Console(file=io.StringIO()),
-                    folder,
-                    checkpoints,
-                    self.batches,
-                    {},
-                    Startup(),
-                )
-                self.state, done, _ = run.train_steps(counted, self.state, 0, Stopping())
+                of = {1: self.prepared}, self.prepared, Console(file=io.StringIO())
+                with closing(Counted(*of, folder, checkpoints, Startup())) as run:
+                    self.state, done, _ = run.train_steps(counted, self.state, 0, Stopping())
             records = list(read_metrics(folder.metrics))
         kinds = {
             kind: 1e3 * sum(record.get(kind, 0.0) for record in records) / done
@@ -155,7 +148,6 @@ def main() -> None:
         taken = {name: run[name]() for name in order}
         rounds += [taken] if number else []
         print(", ".join(f"{name} {taken[name]['seconds']:.2f} ms" for name in names), flush=True)
-    loops.batches.close()
     report(rounds, arguments.every)
 
 

@@ -79,12 +79,14 @@ ANALYSIS = (
     HARDWARE,
     Flag("--json", "print it for machines"),
 )
-# Of `explain` and `compile`, which look at one layout.
+# Of `explain`, `compile` and `verify`, which look at one layout, or at that of each phase of a run.
 ONE_LAYOUT = (
-    LAYOUT.but(default="data"),
+    Flag("config [CONFIG.toml]", "settings of a run, as `meshdsl train` takes them", Path),
+    LAYOUT,
+    Flag("--phase N", "only this phase of the run", count),
     MESH,
-    Flag("--html FILE", "write it as a page with pictures", Path),
 )
+HTML = Flag("--html FILE", "write it as a page with pictures", Path)
 
 IMBALANCE = Flag(
     "--imbalance N",

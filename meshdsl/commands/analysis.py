@@ -7,7 +7,7 @@ of a step of training under them.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -31,7 +31,8 @@ from meshdsl.train.exchange_lines import exchange_lines, sent_by_workers
 from meshdsl.train.few_bits import slow_formats, with_formats
 from meshdsl.train.job import Job
 from meshdsl.train.optimizer import TABLE
-from meshdsl.train.settings import override
+from meshdsl.train.phases import phases_of
+from meshdsl.train.settings import override, read
 from meshdsl.train.stored_layout import find_layout
 
 # They sum over whole parameters, by collectives that XLA places and the record does not list.
@@ -92,17 +93,21 @@ def _notes(config: Config) -> tuple[str, ...]:
 
 
 def configured(arguments: argparse.Namespace) -> Config:
-    """The configuration that flags and settings describe, but for the layout.
+    """The configuration that a file, flags and settings describe, but for the layout of a flag.
 
     Raises:
-      MeshDSLError: an unknown model or setting, or a value that is not legal.
+      MeshDSLError: the file cannot be read; an unknown model or setting, or a value that is not
+        legal.
     """
+    config = Config()
+    if path := getattr(arguments, "config", None):
+        config = read(path, config)
     flags: dict[str, Any] = model_values(arguments.model)
     if arguments.batch:
         flags["batch"] = arguments.batch
     if arguments.length:
         flags["model.length"] = arguments.length
-    return override(Config(), arguments.settings, **flags)
+    return override(config, arguments.settings, **flags)
 
 
 def target_of(arguments: argparse.Namespace) -> Target:
@@ -117,22 +122,60 @@ def target_of(arguments: argparse.Namespace) -> Target:
     return find_target(arguments.target, **how)
 
 
-def analysis_of(
-    arguments: argparse.Namespace, layout_name: str, mesh: str | None, devices: int | None = None
-) -> Analysis:
+def analyses_of(
+    arguments: argparse.Namespace, devices: int | None = None, one: Sequence[str] = ()
+) -> dict[str, Analysis]:
+    """The analysis of each phase that a command line asks for, by what the phase is in words.
+
+    Args:
+      arguments: flags and settings of a command that looks at one layout.
+      devices: how many, where there is no target.
+      one: the flags that are for one phase alone.
+
+    Raises:
+      MeshDSLError: see `analysis_of`; there is no such phase, or there are several with such a
+        flag.
+    """
+    config = configured(arguments)
+    phases = phases_of(replace(config, layout=arguments.layout or config.layout))
+    if arguments.phase:
+        if arguments.phase > len(phases):
+            raise MeshDSLError(f"--phase {arguments.phase}: the run has {len(phases)}")
+        phases = [phases[arguments.phase - 1]]
+    given = [flag for flag in one if getattr(arguments, flag.removeprefix("--"))]
+    if given and len(phases) > 1:
+        raise MeshDSLError(
+            f"{given[0]}: is for one phase, and the run has {len(phases)}; choose one by --phase"
+        )
+    found = {}
+    for phase in phases:
+        try:
+            found[phase.words] = _analysis(arguments, phase.config, arguments.mesh, devices)
+        except MeshDSLError as error:
+            where = f"phase {phase.number}: " if phase.count > 1 else ""
+            raise MeshDSLError(f"{where}{error}") from None
+    return found
+
+
+def analysis_of(arguments: argparse.Namespace, layout_name: str, mesh: str | None) -> Analysis:
     """The analysis that a command line asks for.
 
     Args:
-      arguments: flags and settings that the three commands have in common.
+      arguments: flags and settings that all commands have in common.
       layout_name: a layout file, or the name of a shipped one.
       mesh: sizes such as `data=4,model=2`, instead of those in the layout.
-      devices: how many, where there is no target.
 
     Raises:
       MeshDSLError: an unknown model, layout, setting or target, a mesh that does not fit the
         target, or a `memory` that nothing fits.
     """
-    config = replace(configured(arguments), layout=layout_name)
+    return _analysis(arguments, replace(configured(arguments), layout=layout_name), mesh)
+
+
+def _analysis(
+    arguments: argparse.Namespace, config: Config, mesh: str | None, devices: int | None = None
+) -> Analysis:
+    """As `analysis_of`, of a configuration, and of so many devices where there is no target."""
     layout = find_layout(config.layout)
     if mesh is not None:
         layout = layout.with_mesh(parse_mesh(mesh))
@@ -159,7 +202,8 @@ def with_rows(arguments: argparse.Namespace, config: Config, devices: int) -> Co
 
     So every shipped layout has something to split.
     """
-    if arguments.batch or any(text.startswith("batch=") for text in arguments.settings):
+    said = arguments.batch or any(text.startswith("batch=") for text in arguments.settings)
+    if said or getattr(arguments, "config", None):
         return config
     return override(config, batch=max(config.batch, devices * config.microbatches))
 

@@ -17,10 +17,11 @@ from meshdsl.train.checkpoints.parameters import is_published
 from meshdsl.train.config import Config
 from meshdsl.train.deterministic import ask_for_determinism
 from meshdsl.train.folder import RunFolder
+from meshdsl.train.phases import with_stored_layouts
 from meshdsl.train.published import published_settings
 from meshdsl.train.settings import commented_toml, override, read
 from meshdsl.train.startup import Startup, process_age
-from meshdsl.train.stored_layout import as_table, find_layout
+from meshdsl.train.stored_layout import find_layout
 from meshdsl.train.training_run import run
 from meshdsl.user_code import is_named
 
@@ -54,8 +55,8 @@ def train_model(arguments: argparse.Namespace) -> int:
             "--warm-start: is for a new run; one that goes on has parameters of its own"
         )
     config = _configured(arguments, folder if goes_on else None)
+    config = with_stored_layouts(config)
     layout = find_layout(config.layout)
-    config = dataclasses.replace(config, layout=as_table(layout))
     if arguments.print_config:
         print(commented_toml(config), end="")
         return 0
@@ -75,7 +76,6 @@ def train_model(arguments: argparse.Namespace) -> int:
         devices = pick_devices(layout, config.devices, arguments.devices)
         return run(
             config,
-            layout,
             devices,
             folder,
             resume=goes_on,

@@ -6,8 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from meshdsl.commands.analysis import analysis_of
-from meshdsl.commands.output import check_files, write_file
+from meshdsl.commands.analysis import analyses_of
+from meshdsl.commands.output import check_files, print_phases, write_file
 from meshdsl.predict.compiler.topology import compile_only
 from meshdsl.proof.certificate import Certificate
 from meshdsl.train.job import Job
@@ -19,19 +19,21 @@ def verify_step(arguments: argparse.Namespace) -> int:
     """Print what is proved of a step of training under one layout.
 
     Raises:
-      MeshDSLError: see `analysis_of`; or a file is no certificate, or cannot be written.
+      MeshDSLError: see `analyses_of`; or a file is no certificate, or cannot be written.
     """
     check_files(arguments.write)
     compile_only()
-    analysis = analysis_of(arguments, arguments.layout, arguments.mesh, arguments.devices)
+    analyses = analyses_of(arguments, arguments.devices, one=["--write", "--certificate"])
     if arguments.certificate:
+        (analysis,) = analyses.values()
         return _check(arguments.certificate, analysis.on(analysis.mesh), arguments.json)
-    found = analysis.verify()
+    found = {phase: analysis.verify() for phase, analysis in analyses.items()}
     if arguments.write:
+        ((phase, analysis),) = analyses.items()
         made_from = analysis.on(analysis.mesh).made_from
-        write_file(arguments.write, Certificate.of(made_from, found).text)
-    print(json.dumps(found.to_dict()) if arguments.json else found)
-    return 0 if found.proved else NOT_PROVED
+        write_file(arguments.write, Certificate.of(made_from, found[phase]).text)
+    print_phases(found, str, lambda each: each.to_dict(), arguments.json)
+    return 0 if all(each.proved for each in found.values()) else NOT_PROVED
 
 
 def _check(path: Path, job: Job, as_json: bool) -> int:

@@ -25,7 +25,7 @@ _PATIENCE = 5.0  # seconds that a run waits at its end for a proof that is not f
 
 @contextmanager
 def certified(
-    job: Job, program: Program, path: Path, print_line: Callable[[str], None]
+    job: Job, program: Callable[[], Program], path: Path, print_line: Callable[[str], None]
 ) -> Iterator[None]:
     """A context in whose time the step of a job is proved, if the setting `proof` asks for it.
 
@@ -33,7 +33,7 @@ def certified(
     before its step is proved goes without.
 
     Args:
-      program: the record of the step.
+      program: gives the record of the step.
       path: the file of the certificate.
       print_line: prints a line, in one process.
 
@@ -69,14 +69,14 @@ def _told(find: Callable[[], Verified]) -> str:
         return f"the step was not compared with that of one device: {type(error).__name__}: {error}"
 
 
-def _found(job: Job, program: Program, path: Path) -> Verified:
+def _found(job: Job, program: Callable[[], Program], path: Path) -> Verified:
     """What is proved: by the certificate if that holds, and otherwise now."""
     if path.exists():
         certificate = Certificate.read(path)
         if not certificate.changes(job.made_from):
             return certificate.proof
     on = lambda mesh: Job(job.config, job.layout, mesh)
-    found = verified(on, program, platform_of(job.mesh), "the step", numbers=False)
+    found = verified(on, program(), platform_of(job.mesh), "the step", numbers=False)
     Certificate.of(job.made_from, found).write(path)
     return found
 

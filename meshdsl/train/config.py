@@ -27,6 +27,7 @@ from meshdsl.family.by_name import DEFAULT, family_name, find_family
 from meshdsl.fields import ClassChoice, bounded, chosen, listed
 from meshdsl.ops.checkpoint import ATTENTION, HIDDEN, QKV
 from meshdsl.train.local_settings import Local
+from meshdsl.train.phase_settings import last_step
 from meshdsl.train.precision_settings import Precision
 
 FORMATS = ("auto", "text", "jsonl", "parquet", "arrow", "tokens", "chat", "folders", "arrays")
@@ -50,7 +51,8 @@ class Source:
       label: the name of what belongs to `field`, in the same way; empty: `label`, or, of pairs,
         `target`.
       dtype: the type of the tokens in a token file (`.bin`).
-      weight: how often it is read, in proportion to the weights of the other datasets.
+      weight: how often it is read, in proportion to the weights of the other datasets; 0: not
+        before a phase gives it a weight.
       validation: files and folders that are held out; with none, a part of `paths` is, see
         `data.validation`.
     """
@@ -61,7 +63,7 @@ class Source:
     field: str = ""
     label: str = ""
     dtype: str = chosen("uint16", ("uint16", "uint32"))
-    weight: float = bounded(1.0, above=0.0)
+    weight: float = bounded(1.0, least=0.0)
     validation: tuple[str, ...] = ()
 
 
@@ -165,12 +167,23 @@ class Schedule:
       warmup: steps from 0 to the peak.
       final: the rate where the run ends, as a fraction of the peak.
       decay: the part of the steps after the warmup in which `wsd` falls, as a fraction.
+      fall: four numbers: from the first step to the second the rate falls linearly from the third
+        to the fourth, as fractions of the peak, and then stays there, whatever `shape` says. None:
+        by `shape`. A phase with `optimizer.learning_rate = { decay_to = ... }` sets it.
     """
 
     shape: str = chosen("cosine", ("cosine", "linear", "constant", "wsd"))
     warmup: int = bounded(50, least=0)
     final: float = bounded(0.1, least=0.0)
     decay: float = bounded(0.2, above=0.0, below=1.0)
+    fall: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.fall and (len(self.fall) != 4 or not 0 < self.fall[0] < self.fall[1]):
+            raise MeshDSLError(
+                f"schedule.fall={list(self.fall)}: expected the steps before and at its end, and "
+                "the rates there as fractions of the peak"
+            )
 
 
 @dataclass(frozen=True)
@@ -314,6 +327,8 @@ class Config:
         need not compile them.
       memory: how much of a device's memory a step may fill by its estimate, where settings of the
         model that are `auto` are chosen: a share, as `80%`, or bytes, as `60GiB`.
+      phase: phases of the run, in their order: each says by `until` which step is its last, and
+        which settings change from its first step on.
     """
 
     layout: str | dict = "data"
@@ -343,8 +358,12 @@ class Config:
     guard: Guard = field(default_factory=Guard)
     log: Log = field(default_factory=Log)
     sample: Sample = field(default_factory=Sample)
+    phase: tuple[dict, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.phase:
+            usual = Config.__dataclass_fields__["steps"].default
+            object.__setattr__(self, "steps", last_step(self.phase, self.steps, usual))
         if self.batch % self.microbatches:
             raise MeshDSLError(
                 f"batch={self.batch} does not divide into microbatches={self.microbatches}"

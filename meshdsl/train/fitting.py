@@ -83,7 +83,7 @@ def fit(
     devices = list(md.make_mesh(found).devices.flat) if devices is None else devices
     where = RunFolder.unused(found) if folder is None else RunFolder(Path(folder))
     again = resume and where.config.is_file()
-    ended = run(config, found, devices, where, resume=again, again=again)
+    ended = run(config, devices, where, resume=again, again=again)
     state = ended.state
     if state is None:
         with closing(Checkpoints(where.checkpoints, forgets="dropped")) as checkpoints:

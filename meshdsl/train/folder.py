@@ -26,8 +26,7 @@ from meshdsl.train import settings
 from meshdsl.train.config import Config
 from meshdsl.versions import changes, versions
 
-_LOCK, _PART, _PROOF = "lock", "config.part", "proof.json"
-_LEFTOVERS = (_LOCK, _PART, _PROOF)  # what a run that never began may leave in its folder
+_LOCK, _PART, _PROOF = "lock", "config.part", "proof"
 _SHARED = 60.0  # seconds in which a shared file system shows to all what one has written
 
 
@@ -45,9 +44,9 @@ class RunFolder:
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
-    @property
-    def certificate(self) -> Path:
-        return self.path / _PROOF
+    def certificate(self, phase: int = 1) -> Path:
+        """What is proved of the step of a phase."""
+        return self.path / (f"{_PROOF}-{phase}.json" if phase > 1 else f"{_PROOF}.json")
 
     @property
     def compiled(self) -> Path:
@@ -87,7 +86,7 @@ class RunFolder:
                 f"--out {self.path}: holds a run; "
                 "go on with it by --resume, or choose another folder"
             )
-        if self.path.exists() and any(path.name not in _LEFTOVERS for path in self.path.iterdir()):
+        if self.path.exists() and not all(map(_is_leftover, self.path.iterdir())):
             raise MeshDSLError(f"--out {self.path}: is not empty; choose another folder")
 
     def write_config(self, config: Config, remark: str = "") -> None:
@@ -168,6 +167,11 @@ class RunFolder:
             if found == wanted or time.monotonic() > until:
                 return found
             time.sleep(0.5)
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether a run that never began may have left this in its folder."""
+    return path.name in (_LOCK, _PART) or path.name.startswith(_PROOF)
 
 
 def _with_absolute_paths(config: Config) -> Config:

@@ -197,6 +197,11 @@ def make_schedule(settings: ScheduleSettings, top: float, steps: int) -> Schedul
 
     No step has a rate of 0, neither the first nor the last.
     """
+    if settings.fall:
+        # The rate of the step before the fall is what it falls from.
+        before, until, high, low = settings.fall
+        length = int(until - before)
+        return optax.linear_schedule(top * high, top * low, length, int(before) - 1)
     warmup = min(settings.warmup, steps - 1)
     rise = optax.linear_schedule(top / (warmup + 1), top, warmup)
     return optax.join_schedules(

@@ -36,8 +36,9 @@ from meshdsl.fields import (
 from meshdsl.parsing import parse_toml
 
 _WIDTH = 100  # of comments
+_TABLES = tuple[dict, ...]  # the type of a field that has a table `[[name]]` for each of its values
 _WORDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}
-_WORDS |= {str: "text", tuple[float, ...]: "a list of numbers"}
+_WORDS |= {str: "text", tuple[float, ...]: "a list of numbers", _TABLES: "a list of tables"}
 
 
 class _Text(str):
@@ -311,6 +312,8 @@ def _group(
         elif isinstance(value, dict):
             entry = _entry_type(kinds[field.name])
             tables.append(_table(value, entry, said, (*path, field.name)))
+        elif kinds[field.name] == _TABLES and (text := _toml({field.name: list(value)}))[0] == "[":
+            tables.append(("", *_comment(said), text.rstrip("\n")))  # each has a header of its own
         else:
             yield from ("", *_setting(field, said, value, kinds[field.name]))
     for table in tables:

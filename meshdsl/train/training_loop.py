@@ -7,9 +7,9 @@ before it measured.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +21,21 @@ from meshdsl.figures import byte_words
 from meshdsl.hosts.signals import EXIT_CODES
 from meshdsl.machine import chip_of
 from meshdsl.predict.compiler.out_of_memory import parse_oom
+from meshdsl.program.program import Program
 from meshdsl.train.adapters import merged
+from meshdsl.train.ahead import Ahead
 from meshdsl.train.auto_settings import settings_that_save_memory
+from meshdsl.train.certified import certified
 from meshdsl.train.checkpoints import Checkpoints, warm_start
-from meshdsl.train.data import Data, task_of
+from meshdsl.train.data import task_of
 from meshdsl.train.data.batches import Batches
-from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.interrupt import Stopping, stopping
-from meshdsl.train.job import Arrays, Job
+from meshdsl.train.job import Job
 from meshdsl.train.nonfinite import NonfiniteGuard
 from meshdsl.train.optimizer import make_schedule
+from meshdsl.train.phases import phase_after
+from meshdsl.train.prepared import Prepared
 from meshdsl.train.published import other_settings
 from meshdsl.train.repeated import Repeated
 from meshdsl.train.sample import generates, sample_text
@@ -68,26 +72,66 @@ class TrainingLoop:
     """A run that has been checked: what it trains, what it reads, and where it writes.
 
     Attributes:
-      job: the model, its optimizer and its step, under the layout.
-      data: where the batches come from.
+      phases: of the run, by their numbers.
+      now: the phase whose steps are taken at present.
       console: prints in process 0 only.
-      batches: the batches to train on, of each the rows that this process reads.
-      held_out: for each dataset the batches to validate on, in the same way.
       startup: measures the time until the first step is done.
       loaded: the compiled step, where it was read from a file.
       ledger: makes the ledger of a compiled step, where the run is to measure some.
+      batches: the batches to train on, of each the rows that this process reads.
     """
 
-    job: Job
-    data: Data
+    phases: Mapping[int, Prepared]
+    now: Prepared
     console: Console
     folder: RunFolder
     checkpoints: Checkpoints
-    batches: Batches
-    held_out: Mapping[str, Sequence[Arrays]]
     startup: Startup
     loaded: Callable | None = None
     ledger: Callable[[Callable], Ledger] | None = None
+    batches: Batches = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.batches = self.now.batches()
+        self._units = 0  # that were read before those of this mixture
+        self._ahead = Ahead()
+        self._proofs = ExitStack()
+
+    def close(self) -> None:
+        """End what reads, compiles and proves beside the loop."""
+        self._proofs.close()
+        self.batches.close()
+        self._ahead.close()
+
+    def prove(self, program: Callable[[], Program]) -> None:
+        """Begin to prove the step of the phase, as the setting `proof` asks for it.
+
+        Where no step may run that is not proved, those of later phases are proved at once too.
+
+        Args:
+          program: gives the record of the step of the phase.
+
+        Raises:
+          MeshDSLError: a step has to be proved, and is not.
+        """
+        self._prove(self.now, program)
+        for number, phase in self.phases.items():
+            if self.job.config.proof == "require" and number > self.now.phase.number:
+                self._prove(phase, phase.job.program)
+
+    def _prove(self, phase: Prepared, program: Callable[[], Program]) -> None:
+        path = self.folder.certificate(phase.phase.number)
+        proof = certified(phase.job, program, path, self.console.print)
+        self._proofs.enter_context(proof)
+
+    @property
+    def job(self) -> Job:
+        return self.now.job
+
+    @property
+    def last(self) -> int:
+        """The number of the last step of the run."""
+        return self.job.config.steps
 
     def initial_state(self, done: int) -> tuple[State, int]:
         """The state that training starts from, and how many steps led to it.
@@ -102,19 +146,76 @@ class TrainingLoop:
                     f"no checkpoint in {self.folder.checkpoints}: the run begins again"
                 )
             return self.first_state(), 0
-        state, position = self._restored()
-        self.batches.set_state(position)
-        done = int(state.step)
+        state, done, position = self._restored()
+        self._read_on(position)
         self.console.print(f"resumed after step {done}")
         return state, done
 
-    def _restored(self) -> tuple[State, Any]:
-        """The state of the newest checkpoint, and where the run was in its data."""
-        state, _, position = self.checkpoints.restore(self.job.state)
+    def _restored(self) -> tuple[State, int, Any]:
+        """The state of the newest checkpoint, its step, and where the run was in its data.
+
+        Where that is in an earlier phase, the run goes back to it.
+        """
+        state, done, position = self.checkpoints.restore(self.job.state)
         if self.job.local and self.checkpoints.forgot:
             state = self.job.local.rejoined(state)
             self.console.print("all workers begin again from the outer parameters")
-        return state, position
+        if done < self.now.phase.before:
+            state = self._enter(self._phase_after(done), state)
+        return state, done, position
+
+    def _phase_after(self, done: int) -> Prepared:
+        """The phase of the step after `done` steps."""
+        phases = [each.phase for each in self.phases.values()]
+        return self.phases[phase_after(phases, done).number]
+
+    def _enter(self, phase: Prepared, state: State) -> State:
+        """Go over to a phase: its job and its data; and `state`, split as its layout says."""
+        state = self._ahead.moved(state, self.job, phase.job)
+        units, self.now = self._units_read, phase
+        self._go_on_after(self.batches, units)
+        if self.job.config.proof == "tell":
+            self._prove(phase, phase.job.program)
+        return state
+
+    def _read_on(self, position: Mapping[str, Any]) -> None:
+        """Go on in the data after a position, which may be that of the end of an earlier phase."""
+        of = self.phases.get(position.get("phase", 1), self.now)
+        if of is self.now:
+            self.batches.set_state(position)
+            self._units = position.get("units", self._units_of_mixture) - self._units_of_mixture
+            return
+        with closing(of.batches()) as before:
+            before.set_state(position)
+            self._go_on_after(before, position["units"])
+
+    def _go_on_after(self, before: Batches, units: int) -> None:
+        """Go on with the data of this phase after other batches, with which `units` were read."""
+        old, self.batches = self.batches, self.now.batches()
+        self.batches.go_on_after(before)
+        self._units = units - self._units_of_mixture
+        old.close()
+
+    def _position(self) -> dict[str, Any]:
+        """Where the run is in its data, as JSON can hold it.
+
+        With several phases also the number of the phase, and the units that were read so far.
+        """
+        more = {"phase": self.now.phase.number, "units": self._units_read}
+        return {**self.batches.get_state(), **(more if len(self.phases) > 1 else {})}
+
+    @property
+    def _units_read(self) -> int:
+        """How many units, such as tokens, were read."""
+        return self._units + self._units_of_mixture
+
+    @property
+    def _units_of_mixture(self) -> int:
+        return self.batches.rows * self._units_per_row
+
+    @property
+    def _units_per_row(self) -> int:
+        return task_of(self.job.config).units_per_row(self.job.held_out)
 
     def first_state(self) -> State:
         """The state before any step: drawn from the seed, or with parameters of a warm start."""
@@ -134,7 +235,7 @@ class TrainingLoop:
             state, done, ending = self.train_steps(step, state, done, stop)
             self.checkpoints.close()  # so what is said to be saved is on disk
         # A signal that came in the last step. This process got it, others perhaps did not.
-        if done == self.job.config.steps and stop.wish:
+        if done == self.last and stop.wish:
             text = f"meshdsl: {stop.wish} after step {done}, the last one, which is saved"
             code = hosts.report_and_end(text, EXIT_CODES[stop.wish])
             return Ended(self.job, state, stop.wish, code)
@@ -143,7 +244,7 @@ class TrainingLoop:
             when = f"after step {done}, which is saved" if done else "before a first step was saved"
             self.console.print(f"{ending} {when}; to go on: {again}")
             return Ended(self.job, state, ending, EXIT_CODES[ending])
-        tokenizer = self.data.tokenizer
+        tokenizer = self.now.data.tokenizer
         if self.job.config.sample.tokens and tokenizer and generates(self.job.config):
             shown = self.job.step.averaged(state) if self._averages else state
             model = merged(shown.params, shown.adapters)
@@ -155,7 +256,7 @@ class TrainingLoop:
     def _compiled(self) -> Callable:
         start = time.perf_counter()
         try:
-            step = self.job.lowered.compile()
+            step = self._ahead.compiled(self.job)
         except Exception as error:  # JAX has no class of its own for what a compiler says
             if (verdict := parse_oom(str(error))) is None:
                 raise
@@ -183,58 +284,87 @@ class TrainingLoop:
           The state, the steps that led to it, and what ended the run before its time: "preempted",
           "interrupted" or None.
         """
-        config, job = self.job.config, self.job
+        ending = None
+        with (
+            self._watch(step, done) as watch,
+            Watchdog(self.job.config.guard.timeout, self.folder.path) as dog,
+        ):
+            while True:
+                how = step, stop, watch, dog
+                state, done, ending = self._steps_of_phase(state, done, *how)
+                if ending or done == self.last:
+                    return state, done, ending
+                start = time.perf_counter()
+                with watch.spent("phase"):
+                    state = self._enter(self._phase_after(done), state)
+                    step = self._compiled()
+                    watch.go_on(self.facts(done), self.job.step.told)
+                dog.beat(done)
+                pause = time.perf_counter() - start
+                self.console.print(f"{self.now.phase.words} (after a pause of {pause:.1f} s)")
+
+    def _steps_of_phase(
+        self,
+        state: State,
+        done: int,
+        step: Callable,
+        stop: Stopping,
+        watch: Watch,
+        dog: Watchdog,
+    ) -> tuple[State, int, str | None]:
+        """As `train_steps`, of the steps of this phase alone."""
+        config, job, until = self.job.config, self.job, self.now.phase.until
         dynamic = config.precision.loss_scale == "dynamic"
         timetable = Timetable(job)
         guard = NonfiniteGuard(config.guard, self.folder.path, dynamic, timetable.untold)
         repeated = Repeated(job, self.folder.path) if config.guard.repeat else None
         ending = None
-        with (
-            self._watch(step, done) as watch,
-            Watchdog(config.guard.timeout, self.folder.path) as dog,
-        ):
-            while done < config.steps and not ending:
-                with watch.spent("input"):
-                    arrays = next(self.batches)
-                    batch = job.place(arrays)
-                if repeated and _due(done + 1, config.guard.repeat):
-                    with watch.spent("repeat"):
-                        repeated.check(state, batch, done + 1)
-                state, measured = timetable.step(step, state, batch, done + 1)
-                done += 1
-                guard.keep(done, arrays)
-                metrics = watch.step(done, measured, tell=timetable.tells(done))
-                if watch.ended:  # the step before; this one has only been begun
-                    dog.beat(done)
-                # After its last step a run is finished, whatever signal came.
-                ending = stop.reason_to_stop(done) if done < config.steps else None
-                last = bool(ending) or done == config.steps
-                validate = done == config.steps or _due(done, config.validation.every)
-                save = last or self.checkpoints.due(done)
-                verdict = guard.judge(metrics)
-                if verdict == "go" and (validate or save):
-                    # The metrics of this very step, so that what is saved is known to be finite.
-                    verdict = guard.judge(watch.settle())
-                if verdict == "rollback":
-                    del state  # first, because there may be no room for two
-                    state, done = self.roll_back()
-                    watch.rewind(done)
-                    dog.beat(done)
-                    continue
-                if validate:
-                    with watch.spent("validation"):
-                        watch.note(done, self.validate(state, done))
-                if save:
-                    with watch.spent("checkpoint"):
-                        self.checkpoints.save(done, state, self.batches.get_state())
-                if validate or save:
-                    dog.beat(done)
+        if done < self.last and until < self.last:
+            self._ahead.begin(job, self.phases[self.now.phase.number + 1].job)
+        while done < until and not ending:
+            with watch.spent("input"):
+                arrays = next(self.batches)
+                batch = job.place(arrays)
+            if repeated and _due(done + 1, config.guard.repeat):
+                with watch.spent("repeat"):
+                    repeated.check(state, batch, done + 1)
+            state, measured = timetable.step(step, state, batch, done + 1)
+            done += 1
+            guard.keep(done, arrays)
+            metrics = watch.step(done, measured, tell=timetable.tells(done))
+            if watch.ended:  # the step before; this one has only been begun
+                dog.beat(done)
+            # After its last step a run is finished, whatever signal came.
+            ending = stop.reason_to_stop(done) if done < self.last else None
+            validate = done == self.last or _due(done, config.validation.every)
+            save = ending or done == self.last or self.checkpoints.due(done)
+            verdict = guard.judge(metrics)
+            if verdict == "go" and (validate or save or done == until):
+                # The metrics of this very step, so that what is saved is known to be finite, and
+                # steps of one phase are told before the next one begins.
+                verdict = guard.judge(watch.settle())
+            if verdict == "rollback":
+                del state  # first, because there may be no room for two
+                state, done = self.roll_back()
+                watch.rewind(done)
+                dog.beat(done)
+                if self.job is not job:
+                    break
+                continue
+            if validate:
+                with watch.spent("validation"):
+                    watch.note(done, self.validate(state, done))
+            if save:
+                with watch.spent("checkpoint"):
+                    self.checkpoints.save(done, state, self._position())
+            if validate or save:
+                dog.beat(done)
         return state, done, ending
 
     def _watch(self, step: Callable, done: int) -> Watch:
         config = self.job.config
         return Watch(
-            *(self.facts(done), self.folder, config.log, self.console, done, config.steps),
+            *(self.facts(done), self.folder, config.log, self.console, done, self.last),
             startup=self.startup,
             ledger=self.ledger(step) if self.ledger else None,
             told=self.job.step.told,
@@ -249,8 +379,7 @@ class TrainingLoop:
         if self.checkpoints.latest is None:
             state, done = self.first_state(), 0
         else:
-            state, _ = self._restored()
-            done = int(state.step)
+            state, done, _ = self._restored()
         self.console.print(
             f"rolled back to step {done}; the data go on after the batch that was no good"
         )
@@ -259,7 +388,7 @@ class TrainingLoop:
     def facts(self, done: int) -> Facts:
         """What the metrics of a step are computed from, besides what it measures."""
         config, mesh, task = self.job.config, self.job.mesh, task_of(self.job.config)
-        per_row = task.units_per_row(self.job.held_out)
+        per_row = self._units_per_row
         chip = chip_of(mesh.devices.flat[0])
         return Facts(
             unit=task.unit,
@@ -270,8 +399,8 @@ class TrainingLoop:
             learning_rate=make_schedule(
                 config.schedule, config.optimizer.learning_rate, config.steps
             ),
-            before=(self.batches.get_state()["rows"] - done * config.batch) * per_row,
-            bytes_per_token=self.data.train_bytes_per_token,
+            before=self._units_read - done * config.batch * per_row,
+            bytes_per_token=self.now.data.train_bytes_per_token,
         )
 
     def validate(self, state: State, done: int) -> dict[str, float]:
@@ -282,9 +411,9 @@ class TrainingLoop:
         task, values = task_of(self.job.config), {}
         if self._averages:
             state = self.job.step.averaged(state)
-        found = self.evaluator.measure(state.params, self.held_out, state.adapters)
+        found = self.now.evaluator.measure(state.params, self.now.held_out, state.adapters)
         for name, measured in found.items():
-            measured |= task.derived(measured, self.data, name)
+            measured |= task.derived(measured, self.now.data, name)
             which = f" on {name}" if len(found) > 1 else ""
             self.console.print(f"step {done}: {task.words(measured, which)}")
             prefix = f"validation/{name}/" if len(found) > 1 else "validation_"
@@ -295,10 +424,6 @@ class TrainingLoop:
     def _averages(self) -> bool:
         """Whether the run keeps an average of what it trains."""
         return bool(self.job.config.optimizer.average)
-
-    @cached_property
-    def evaluator(self) -> Evaluator:
-        return Evaluator(self.job)
 
 
 def _due(step: int, every: int) -> bool:

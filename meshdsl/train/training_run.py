@@ -22,13 +22,8 @@ from meshdsl.family.by_name import family_name
 from meshdsl.machine import chip_of
 from meshdsl.predict.compiler.executables import compile_cache
 from meshdsl.program.program import Program
-from meshdsl.train.auto_settings import choose_here
-from meshdsl.train.certified import certified
 from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Config
-from meshdsl.train.data import Data, task_of
-from meshdsl.train.data.device_batches import rows_here
-from meshdsl.train.data.remote import with_files_here
 from meshdsl.train.deterministic import check_deterministic
 from meshdsl.train.exchange_lines import exchange_lines, sent_by_workers
 from meshdsl.train.few_bits import with_formats
@@ -36,6 +31,8 @@ from meshdsl.train.folder import RunFolder, check_folder
 from meshdsl.train.job import Job
 from meshdsl.train.optimizer import peak
 from meshdsl.train.overview import describe, whole_bytes
+from meshdsl.train.phases import phase_after, phases_of
+from meshdsl.train.prepared import Prepared, prepare
 from meshdsl.train.settings import leaves
 from meshdsl.train.startup import Startup
 from meshdsl.train.training_loop import Ended, TrainingLoop
@@ -56,7 +53,6 @@ _PREPARING = 86400.0  # seconds until the last process has tokenized its copy of
 
 def run(
     config: Config,
-    layout: md.Layout,
     # JAX's types declare the class jax.Device as a variable.
     devices: list[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
     folder: RunFolder,
@@ -95,31 +91,25 @@ def run(
         check_ledger(config.log)
     if not resume:
         hosts.first_does(folder.refuse_used)
-    mesh = md.make_mesh(layout, devices)
     target = figures_of(devices, hardware) if ledger else None
-    if config.deterministic:
-        check_deterministic(mesh, executable is not None)
-    of_run = folder.stored_config if resume else None
-    precision, formats = with_formats(config.precision, chip_of(devices[0]), of_run)
+    precision, formats = with_formats(
+        config.precision, chip_of(devices[0]), folder.stored_config if resume else None
+    )
     config = replace(config, precision=precision)
-    choice = choose_here(config, layout, mesh)
-    hosts.agree("the choice of settings that are auto", f"{choice.values} {formats}")
-    chosen = [line for line in (formats, choice.line) if line]
-    job = Job(choice.config, layout, mesh)
-    loaded_step = job.load(executable, trusted=trust_executable) if executable else None
+    phases = phases_of(config)
+    if len(phases) > 1 and (executable or ledger):
+        flag = "--executable: has one step" if executable else "--ledger: is of one step"
+        raise md.MeshDSLError(f"{flag}, and this run has {len(phases)} phases")
     console = hosts.console()
-    startup.done("prepare")
-    # After all that is quick to refuse, because it may tokenize for hours.
-    data = task_of(config).open(with_files_here(config, console.print), job.held_out, console.print)
-    hosts.agree("data", data.digest, patience=_PREPARING)
-    batches = data.train(rows_here(job.batch))
-    held_out = data.validation(rows_here(job.held_out))
-    startup.done("data")
+    prepared = prepare(phases, devices, console.print)
+    job = prepared[1].job
+    if config.deterministic:
+        check_deterministic(job.mesh, executable is not None)
+    loaded_step = job.load(executable, trusted=trust_executable) if executable else None
     with ExitStack() as stack:
         # The folder is locked below, and unlocked after all else: nobody may come in while a
         # checkpoint is still being written.
         lock = stack.enter_context(ExitStack())
-        stack.enter_context(closing(batches))
         checkpoints = Checkpoints(
             folder.checkpoints,
             **asdict(config.checkpoint),
@@ -127,6 +117,13 @@ def run(
             report=console.print,
         )
         stack.enter_context(closing(checkpoints))
+        startup.done("prepare")
+        # After all that is quick to refuse, because it may tokenize for hours.
+        digests = [each.data.digest for each in prepared.values()]
+        hosts.agree("data", "\n".join(digests), patience=_PREPARING)
+        for each in prepared.values():
+            _ = each.held_out
+        startup.done("data")
         done = checkpoints.check(job.state) or 0
         if done >= config.steps:
             where = f"at step {done} of {config.steps}"
@@ -139,25 +136,26 @@ def run(
         _lock_folder(folder, lock, job, checkpoints)
         if not resume:
             hosts.first_does(folder.refuse_used)  # once more, because nobody else can come in now
-        program = job.program()
-        _print_overview(console, job, program, data, executable, "\n".join(chosen))
+        now = prepared[phase_after(phases, done).number]
+        program = now.job.program()
+        chosen = "\n".join(filter(None, dict.fromkeys([formats, *now.chosen])))
+        _print_overview(console, now, program, executable, chosen)
         if config.compile_cache:
             stack.enter_context(compile_cache(folder.compiled, console.print))
         title = f"{family_name(config.model)}, batch {config.batch}"
         loop = TrainingLoop(
-            *(job, data, console, folder, checkpoints, batches, held_out, startup),
+            *(prepared, now, console, folder, checkpoints, startup),
             loaded=loaded_step,
             ledger=partial(ledger_of, title, program, target, ledger) if ledger else None,
         )
+        stack.enter_context(closing(loop))
         startup.done("prepare")
         state, done = loop.initial_state(done)
         startup.done("restore" if done else "initialize")
         # Only here, because a resume that is refused must leave the folder as it was.
         if not executable:
-            proof = certified(job, program, folder.certificate, console.print)
-            stack.enter_context(proof)
-        del program  # which only a ledger and the proof need any longer
-        hosts.first_does(lambda: folder.write_config(config, "\n".join(chosen)))
+            loop.prove(lambda: program)
+        hosts.first_does(lambda: folder.write_config(config, chosen))
         if changed := hosts.first_does(folder.note_versions):
             console.print(f"other versions than before, so bits may differ: {', '.join(changed)}")
         return loop.train_to_end(state, done)
@@ -190,12 +188,14 @@ def _lock_folder(folder: RunFolder, lock: ExitStack, job: Job, checkpoints: Chec
 
 def _print_overview(
     console: Console,
-    job: Job,
+    now: Prepared,
     program: Program,
-    data: Data,
     executable: Path | None,
     choice: str,
 ) -> None:
+    job, data = now.job, now.data
+    if now.phase.count > 1:
+        console.print(now.phase.words)
     exchange = exchange_lines(job.config.local, sent_by_workers(job))
     console.print(describe(job.layout, job.mesh, job.state, program.collectives, exchange))
     if choice:

@@ -5,6 +5,7 @@ from pathlib import Path
 from meshdsl_cli.declare import Command, Flag
 from meshdsl_cli.flags import (
     ANALYSIS,
+    HTML,
     IMBALANCE,
     LAYOUT,
     MESH,
@@ -23,6 +24,7 @@ EXPLAIN = Command(
     settings=True,
     flags=(
         *ONE_LAYOUT,
+        HTML,
         TARGET,
         *ANALYSIS,
         IMBALANCE,
@@ -39,6 +41,7 @@ COMPILE = Command(
     flags=(
         REQUIRED_TARGET,
         *ONE_LAYOUT,
+        HTML,
         *ANALYSIS,
         Flag(
             "--option KEY=VALUE",
@@ -122,8 +125,7 @@ VERIFY = Command(
     function="meshdsl.commands.verify:verify_step",
     settings=True,
     flags=(
-        LAYOUT.but(default="data"),
-        MESH,
+        *ONE_LAYOUT,
         TARGET,
         *ANALYSIS,
         Flag("--devices N", "so many devices, where there is no target", count),

@@ -36,6 +36,28 @@ def test_explain_on_a_machine_has_a_verdict_and_times(capsys):
     assert "estimated step " in out and "MFU " in out
 
 
+def test_each_phase_of_a_run_is_explained_and_proved(capsys, tmp_path):
+    (tmp_path / "run.toml").write_text(
+        "[model]\nlayers = 2\nd_model = 64\nlength = 32\nremat = 'full'\nloss_chunk = 0\n"
+        "[[phase]]\nuntil = 5\n[[phase]]\nuntil = 9\nlayout = 'context'\nmodel.length = 64\n"
+    )
+    words = f"explain {tmp_path / 'run.toml'} --devices 8"
+    out = printed(capsys, words)
+    assert out.startswith(
+        "phase 1, steps 1 to 5\n\ntransformer, batch 32 of length 32\nlayout data"
+    )
+    second = "phase 2, steps 6 to 9: layout=context.toml, model.length=64\n\ntransformer, batch 32 "
+    assert f"{second}of length 64\nlayout context.toml, mesh data=4 context=2" in out
+    assert [each["phase"] for each in json.loads(printed(capsys, f"{words} --json"))["phases"]] == [
+        line for line in out.splitlines() if line.startswith("phase ")
+    ]
+    assert "length 32" not in printed(capsys, f"{words} --phase 2")
+    assert printed(capsys, f"verify{words[7:]}").count("proved: all 44 results") == 2
+    assert "--phase 3: the run has 2" in refused(capsys, *f"{words} --phase 3".split())
+    page = f"{words} --html {tmp_path / 'a.html'}"
+    assert "--html: is for one phase, and the run has 2" in refused(capsys, *page.split())
+
+
 def test_a_published_model_is_explained_for_thousands_of_devices(capsys):
     where = "--target v5p:16x16x16 --mesh data=512,model=8 --batch 512 model.remat=full"
     out = printed(capsys, f"explain --layout fsdp-sequence --model llama3-405b {where}")

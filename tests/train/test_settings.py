@@ -66,7 +66,7 @@ def test_of_one_key_the_last_setting_holds_and_only_all_together_have_to_be_cons
         ("data.sources.web=a", "`data.sources.web` is a table of settings by name; set `data.sou"),
         ("data.sources.web.path=a", "no setting `data.sources.web.path`; did you mean `data.sour"),
         ("data.sources.web.format=json", "arrow, tokens, chat, folders or arrays; did you mean `j"),
-        ("data.sources.web.weight=0", "data.sources.web.weight=0.0: must be more than 0.0"),
+        ("data.sources.web.weight=-1", "data.sources.web.weight=-1.0: must be at least 0.0"),
         ("data.sources.web.dtype=int16", "expected uint16 or uint32; did you mean `uint16`?"),
         ("steps=many", "steps=many: expected a whole number"),
         ("steps=1.5", "steps=1.5: expected a whole number"),

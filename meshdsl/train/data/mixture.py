@@ -107,6 +107,8 @@ class Data:
         self._config, self._title, self._parts = config, title, parts
         self._collate, self._threads = collate, threads
         self.fills, self.tokenizer, self._classes, self._length = fills, tokenizer, classes, length
+        if not any(part.weight for part in parts):
+            raise MeshDSLError("data: the weights of all datasets are 0, so nothing would be read")
         counts = [len(part.train) for part in parts]
         if sum(counts) < config.batch or not all(counts):
             raise MeshDSLError(self._too_little())

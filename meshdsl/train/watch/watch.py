@@ -242,6 +242,17 @@ class Watch:
             self._show(metrics)
         return known
 
+    def go_on(self, facts: Facts, told: Callable[[list[Measured]], Sequence[Measured]]) -> None:
+        """From the next step on other facts hold, and `told` is asked; the steps so far are told.
+
+        Args:
+          facts, told: as for a new watch.
+        """
+        self.settle()
+        self._facts, self._tell = facts, told
+        self._learning_rate = _rates(facts.learning_rate)
+        self._learning_rate(self._next)  # compiled now
+
     def note(self, step: int, values: StepMetrics) -> None:
         """Add `values` to the metrics of `step`, which must be the newest one."""
         self.settle()

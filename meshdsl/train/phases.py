@@ -1,0 +1,148 @@
+"""The phases of a run: what changes after which step.
+
+    [[phase]]
+    until = 90_000
+
+    [[phase]]
+    until = 100_000
+    batch = 64
+    model.length = 131_072
+    layout = "context-ring"
+    optimizer.learning_rate = { decay_to = 1e-6 }
+
+A phase has the settings of the one before it, but for those that it names. It is one run all the
+same: state goes on, data go on, and steps are counted through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshdsl.errors import MeshDSLError
+from meshdsl.train.config import Config
+from meshdsl.train.optimizer import make_schedule, peak
+from meshdsl.train.phase_settings import UNTIL, check_changes
+from meshdsl.train.settings import leaves, override
+from meshdsl.train.stored_layout import as_table, find_layout
+
+_RATE, _DECAY = "learning_rate", "decay_to"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps of a run that have the same settings.
+
+    Attributes:
+      number: counted from 1.
+      count: how many phases the run has.
+      before: the steps before its first one.
+      until: its last step, counted from 1.
+      config: its settings. `steps` are those of the whole run.
+      changes: what it changes, as `batch=64`, one line each.
+    """
+
+    number: int
+    count: int
+    before: int
+    until: int
+    config: Config
+    changes: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """As `phase 2, steps 90,001 to 100,000: batch=64, model.length=131072`."""
+        said = f": {', '.join(self.changes)}" if self.changes else ""
+        return f"phase {self.number}, steps {self.before + 1:,} to {self.until:,}{said}"
+
+
+def phases_of(config: Config) -> tuple[Phase, ...]:
+    """The phases of a run; one, if its settings name none.
+
+    Raises:
+      MeshDSLError: a phase sets what is no setting, or what is one for the whole run; or what it
+        sets is not legal.
+    """
+    if not config.phase:
+        return (Phase(1, 1, 0, config.steps, config),)
+    now, before, found = replace(config, phase=()), 0, []
+    for number, table in enumerate(config.phase, 1):
+        until = table.get(UNTIL, config.steps)
+        old = now
+        try:
+            check_changes(table)
+            now = _changed(now, table, before, until)
+        except MeshDSLError as error:
+            raise MeshDSLError(f"phase {number}: {error}") from None
+        changes = tuple(_differences(old, now))
+        found.append(Phase(number, len(config.phase), before, until, now, changes))
+        before = until
+    return tuple(found)
+
+
+def phase_after(phases: Sequence[Phase], done: int) -> Phase:
+    """The phase of the step after `done` steps; the last one after the last step."""
+    return next((phase for phase in phases if done < phase.until), phases[-1])
+
+
+def with_stored_layouts(config: Config) -> Config:
+    """`config` with tables in place of the names of layouts, so that a run needs no other file.
+
+    Raises:
+      MeshDSLError: there is no such layout.
+    """
+    phases = []
+    for number, phase in enumerate(config.phase, 1):
+        try:
+            stored = {"layout": as_table(find_layout(phase["layout"]))} if "layout" in phase else {}
+        except MeshDSLError as error:
+            raise MeshDSLError(f"phase {number}: {error}") from None
+        phases.append({**phase, **stored})
+    return replace(config, layout=as_table(find_layout(config.layout)), phase=tuple(phases))
+
+
+def _changed(config: Config, table: Mapping[str, Any], before: int, until: int) -> Config:
+    """The settings of a phase: those of the one before it, with its changes."""
+    values = {key: value for key, value in table.items() if key != UNTIL}
+    unknown = values.get("data", {}).get("sources", {}).keys() - config.data.sources.keys()
+    if unknown:
+        raise MeshDSLError(f"there is no dataset `{min(unknown)}`")
+    optimizer = dict(values.get("optimizer", {}))
+    rate = optimizer.get(_RATE)
+    if isinstance(rate, Mapping):
+        del optimizer[_RATE]
+        fall = _fall(config, rate, before, until)
+        values |= {"optimizer": optimizer, "schedule": {**values.get("schedule", {}), "fall": fall}}
+    elif rate is not None and config.schedule.fall:
+        values["schedule"] = {"fall": [], **values.get("schedule", {})}
+    return override(config, **values)
+
+
+def _fall(config: Config, rate: Mapping[str, Any], before: int, until: int) -> list[float]:
+    """The setting `schedule.fall` for a learning rate that falls to what a phase says."""
+    wanted = rate.get(_DECAY)
+    if rate.keys() != {_DECAY} or type(wanted) not in (int, float) or wanted < 0:
+        raise MeshDSLError(
+            "optimizer.learning_rate: expected a number, or { decay_to = NUMBER }, to which the "
+            "rate falls until the end of the phase"
+        )
+    if not before:
+        raise MeshDSLError("optimizer.learning_rate: the first phase has no rate to fall from")
+    top = peak(config.optimizer)
+    last = float(make_schedule(config.schedule, top, config.steps)(before - 1))
+    return [before, until, last / top, wanted / top]
+
+
+def _differences(old: Config, new: Config) -> Iterator[str]:
+    """What is other than before, as `batch=64`."""
+    if new.layout != old.layout:
+        yield f"layout={find_layout(new.layout).name.removeprefix('layout ')}"
+    before = dict(leaves(replace(old, layout="")))
+    for key, value in leaves(replace(new, layout="")):
+        if before.get(key) == value:
+            continue
+        if key == "schedule.fall" and value:
+            yield f"the learning rate falls to {value[-1] * peak(new.optimizer):g}"
+        elif key != "schedule.fall":
+            yield f"{key}={value}"
