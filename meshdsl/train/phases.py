@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.config import Config
 from meshdsl.train.optimizer import make_schedule, peak
@@ -121,7 +123,7 @@ def _changed(config: Config, table: Mapping[str, Any], before: int, until: int) 
 
 def _fall(config: Config, rate: Mapping[str, Any], before: int, until: int) -> list[float]:
     """The setting `schedule.fall` for a learning rate that falls to what a phase says."""
-    wanted = rate.get(_DECAY)
+    wanted: Any = rate.get(_DECAY)
     if rate.keys() != {_DECAY} or type(wanted) not in (int, float) or wanted < 0:
         raise MeshDSLError(
             "optimizer.learning_rate: expected a number, or { decay_to = NUMBER }, to which the "
@@ -130,7 +132,7 @@ def _fall(config: Config, rate: Mapping[str, Any], before: int, until: int) -> l
     if not before:
         raise MeshDSLError("optimizer.learning_rate: the first phase has no rate to fall from")
     top = peak(config.optimizer)
-    last = float(make_schedule(config.schedule, top, config.steps)(before - 1))
+    last = np.asarray(make_schedule(config.schedule, top, config.steps)(before - 1)).item()
     return [before, until, last / top, wanted / top]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Startup:
-    """Measures the phases of a start, one after the other.
+    """Measures the parts of a start, one after the other.
 
         startup = Startup(process_age())
         ...
@@ -18,28 +18,28 @@ class Startup:
         startup.values()  # {"startup_seconds": 3.0, "startup_import_seconds": 2.0, ...}
 
     Args:
-      already: seconds that belong to the first phase, and were before.
+      already: seconds that belong to the first part, and were before.
     """
 
     def __init__(self, already: float = 0.0):
         self._since = time.perf_counter() - already
-        self._phases: dict[str, float] = {}
+        self._parts: dict[str, float] = {}
 
-    def done(self, phase: str) -> None:
-        """The time since the last call belongs to `phase`, which may be named more than once."""
+    def done(self, part: str) -> None:
+        """The time since the last call belongs to `part`, which may be named more than once."""
         now = time.perf_counter()
-        self._phases[phase] = self._phases.get(phase, 0.0) + now - self._since
+        self._parts[part] = self._parts.get(part, 0.0) + now - self._since
         self._since = now
 
     def values(self) -> dict[str, float]:
-        """The metrics of the start, in seconds: in all, and for each phase in its order."""
-        each = {f"startup_{name}_seconds": spent for name, spent in self._phases.items()}
-        return {"startup_seconds": sum(self._phases.values()), **each}
+        """The metrics of the start, in seconds: in all, and for each part in its order."""
+        each = {f"startup_{name}_seconds": spent for name, spent in self._parts.items()}
+        return {"startup_seconds": sum(self._parts.values()), **each}
 
     def line(self) -> str:
         """What to print of it: `started in 9.3 s: import 2.1, data 0.4, compile 6.8`."""
-        each = ", ".join(f"{name} {spent:.1f}" for name, spent in self._phases.items())
-        return f"started in {sum(self._phases.values()):.1f} s: {each}"
+        each = ", ".join(f"{name} {spent:.1f}" for name, spent in self._parts.items())
+        return f"started in {sum(self._parts.values()):.1f} s: {each}"
 
 
 def process_age() -> float:

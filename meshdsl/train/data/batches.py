@@ -115,12 +115,12 @@ class Batches:
             for name in self._names
         ]
         # Which dataset a row is of, and how many of its rows come before in the mixture.
-        self._picks = picks = (
+        self._picks: Any = (
             counted[0]
             if len(counted) == 1
             else grain.MapDataset.mix(counted, [weights[name] for name in self._names])
         )
-        wanted = [int(row) for row in rows]
+        picks, wanted = self._picks, [int(row) for row in rows]
 
         def row_at(number: int) -> Any:
             name, before = picks[number]
