@@ -99,8 +99,8 @@ def export_safetensors(arguments: argparse.Namespace) -> int:
         raise MeshDSLError(f"--out {arguments.out}: expected a name that ends with .safetensors")
     if arguments.limit <= 0:
         raise MeshDSLError(f"--limit {arguments.limit:g}: must be more than 0")
-    config, limit = to_toml(stored_config(arguments.run)), int(arguments.limit * 1e9)
-    step = saved_step(folder, arguments.step)
+    step, limit = saved_step(folder, arguments.step), int(arguments.limit * 1e9)
+    config = to_toml(folder_of(arguments.run).config_at(step))
     for file in export_parameters(
         folder, step, arguments.out, config, limit, average=arguments.average
     ):
@@ -112,7 +112,7 @@ def import_safetensors(arguments: argparse.Namespace) -> int:
     """`import`: make a run of safetensors, with which another can begin by `warm_start=RUN`."""
     compile_only()
     like = arguments.like
-    config = stored_config(like) if like.is_dir() else read(like, Config())
+    config = folder_of(like).stored_config() if like.is_dir() else read(like, Config())
     files, out = TensorFiles(arguments.file), RunFolder(arguments.out)
     out.refuse_used()
     with system_errors_say(f"--out {out.path}"), making(out.checkpoints):
@@ -155,11 +155,11 @@ def checkpoints_of(run: Path) -> Path:
     return folder
 
 
-def stored_config(run: Path) -> Config:
-    """The configuration of a run, which its checkpoints' folder stands for as well."""
+def folder_of(run: Path) -> RunFolder:
+    """The folder of a run, which the folder of its checkpoints stands for as well."""
     above = RunFolder(run.absolute().parent)
     inside = run.absolute() == above.checkpoints and not RunFolder(run).config.is_file()
-    return (above if inside else RunFolder(run)).stored_config()
+    return above if inside else RunFolder(run)
 
 
 def saved_step(folder: Path, step: int | None) -> int:

@@ -32,7 +32,7 @@ def evaluate_run(arguments: argparse.Namespace) -> int:
     if not tasks:
         raise MeshDSLError("--tasks: name at least one task")
     folder = RunFolder(arguments.run)
-    config = folder.stored_config()
+    config = folder.config_at(arguments.step)
     check_generates(config)
     if arguments.include is not None and not arguments.include.is_dir():
         raise MeshDSLError(f"--include {arguments.include}: there is no such folder")

@@ -37,7 +37,7 @@ def generate_texts(arguments: argparse.Namespace) -> int:
     _check_sampling(arguments)
     texts = _prompt_texts(arguments)
     folder = RunFolder(arguments.run)
-    config = folder.stored_config()
+    config = folder.config_at(arguments.step)
     if not (does_answer := answers_prompts(config)):
         check_generates(config)
     tokenizer = tokenizer_of(config)

@@ -13,8 +13,8 @@ from pathlib import Path
 from meshdsl.commands.checkpoint import (
     checkpoints_of,
     described_parameters,
+    folder_of,
     saved_step,
-    stored_config,
 )
 from meshdsl.errors import MeshDSLError, system_errors_say
 from meshdsl.extras import extra
@@ -110,7 +110,8 @@ def export_folder(arguments: argparse.Namespace) -> int:
     if arguments.limit <= 0:
         raise MeshDSLError(f"--limit {arguments.limit:g}: must be more than 0")
     checkpoints = checkpoints_of(run)
-    step, config = saved_step(checkpoints, arguments.step), stored_config(run)
+    step = saved_step(checkpoints, arguments.step)
+    config = folder_of(run).config_at(step)
     try:
         form = form_of(config.model)
     except MeshDSLError as error:

@@ -16,6 +16,7 @@ from meshdsl.train.checkpoints import Checkpoints
 from meshdsl.train.config import Config
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.job import Job
+from meshdsl.train.phases import with_stored_layouts
 from meshdsl.train.step import State
 from meshdsl.train.stored_layout import as_table, find_layout
 from meshdsl.train.training_run import run
@@ -79,7 +80,7 @@ def fit(
     if not isinstance(config, Config):
         raise md.MeshDSLError(f"fit: the settings are a Config, not {quote(config)}")
     found = layout if isinstance(layout, md.Layout) else find_layout(str(layout))
-    config = replace(config, model=family, layout=as_table(found))
+    config = with_stored_layouts(replace(config, model=family, layout=as_table(found)))
     devices = list(md.make_mesh(found).devices.flat) if devices is None else devices
     where = RunFolder.unused(found) if folder is None else RunFolder(Path(folder))
     again = resume and where.config.is_file()

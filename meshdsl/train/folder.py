@@ -23,7 +23,9 @@ from meshdsl.figures import byte_words
 from meshdsl.layout import Layout
 from meshdsl.parsing import parse_json
 from meshdsl.train import settings
+from meshdsl.train.checkpoints.folders import saved_steps
 from meshdsl.train.config import Config
+from meshdsl.train.phases import phase_after, phases_of
 from meshdsl.versions import changes, versions
 
 _LOCK, _PART, _PROOF = "lock", "config.part", "proof"
@@ -76,6 +78,19 @@ class RunFolder:
         if not self.config.is_file():
             raise MeshDSLError(f"there is no run in {self.path}")
         return settings.read(self.config, Config(), instead)
+
+    def config_at(self, step: int | None) -> Config:
+        """The settings that the parameters after a step were trained with: those of its phase.
+
+        Args:
+          step: of a checkpoint; None: the newest.
+
+        Raises:
+          MeshDSLError: there is no run here.
+        """
+        phases = phases_of(self.stored_config())
+        newest = max(saved_steps(self.checkpoints), default=phases[-1].until)
+        return phase_after(phases, (newest if step is None else step) - 1).config
 
     def refuse_used(self) -> None:
         """Raise a MeshDSLError if there is anything in the folder already."""

@@ -8,6 +8,7 @@ import pytest
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.config import Config
+from meshdsl.train.folder import RunFolder
 from meshdsl.train.job import Job
 from meshdsl.train.optimizer import make_schedule
 from meshdsl.train.phases import phases_of
@@ -122,6 +123,11 @@ def test_a_run_goes_on_in_the_right_phase(whole, step, tmp_path, capsys):
     assert [f"phase {n}, " in printed for n in (1, 2, 3)] == [n >= now for n in (1, 2, 3)]
     tokens = [[record["tokens"] for record in records(each)] for each in (out, whole[0])]
     assert tokens[0] == tokens[1]
+
+
+def test_a_model_has_the_settings_of_the_phase_that_it_is_of(whole):
+    lengths = [RunFolder(whole[0]).config_at(step).model.length for step in (3, 4, 6, 7, None)]
+    assert lengths == [16, 32, 32, 16, 16]
 
 
 def test_a_run_goes_back_to_an_earlier_phase(file, monkeypatch, tmp_path, capsys):
