@@ -1,6 +1,7 @@
 """Models of any family by the commands alone: the shipped ones, and one that stands outside."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 from meshdsl_cli import main
 from tests.train.common import TINY
 
-pytest.importorskip("sklearn")
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = [
+    pytest.mark.usefixtures("compiled_once"),
+    pytest.mark.skipif(not find_spec("sklearn"), reason="needs the digits of scikit-learn"),
+]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DIGITS = f"data.sources.digits.dataset={EXAMPLES / 'digits.py'}:digits"
 # For each family: what picks it and its data, its layout, and another one to go on under.
