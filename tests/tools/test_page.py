@@ -113,10 +113,9 @@ def test_without_scripts_a_sentence_says_what_to_do():
 
 def test_command_writes_the_page_of_the_largest_model(tmp_path, capsys):
     file = tmp_path / "plan.html"
-    settings = (
-        "--model llama3-405b --batch 512 --length 8192 --target v5p:16x16x16 model.remat=full"
-    )
-    given = ["--layout", "fsdp-sequence", *settings.split(), "--mesh", "data=512,model=8"]
+    settings = "--model llama3-405b --batch 512 --length 8192 --target v5p:16x16x16"
+    kept = ["model.remat=full", "model.loss_chunk=512"]
+    given = ["--layout", "fsdp-sequence", *settings.split(), *kept, "--mesh", "data=512,model=8"]
     assert main(["explain", *given, "--json", "--html", str(file)]) == 0
     text = file.read_text("utf-8")
     assert document_of(text) == json.loads(capsys.readouterr().out) and len(text) < 1_000_000
