@@ -7,7 +7,10 @@ import pytest
 from meshdsl.proof import verified
 from meshdsl_cli import main
 
-TINY = ("model.layers=2", "model.d_model=32", "model.d_ff=64", "model.vocab=64", "batch=16")
+TINY = (
+    *("model.layers=2", "model.d_model=32", "model.d_ff=64", "model.vocab=64", "batch=16"),
+    *("model.remat=full", "model.loss_chunk=0"),  # `auto` traces a step for each choice
+)
 
 
 def test_a_step_is_proved(capsys):
