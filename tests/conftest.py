@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from tests.nightly import NIGHTLY
 # Imports and traces make millions of objects and little garbage.
 gc.set_threshold(100_000, 20, 20)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Python keeps what it compiled of each file, as it does unless told not to. Else every worker would
+# compile all of the tests, and each of the many processes that tests start all of the package.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Most programs of the tests run once, here and in the processes that tests start, so the time of a
 # test is that of the compiler. The nightly profile compiles as users do.
 if not NIGHTLY:

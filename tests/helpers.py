@@ -93,6 +93,13 @@ def weight(*dims: md.Dim, ins=(), seed: int = 1) -> md.Tensor:
     return md.parameter(data(*dims, seed=seed).array, dims, ins=ins)
 
 
+def made(init, *args, seed: int = 0, **how):
+    """What `init(*args, **how)` makes, of random numbers of numpy: nothing is compiled for it."""
+    draw = np.random.default_rng(seed).uniform
+    fill = lambda x: jax.device_put(draw(-0.5, 0.5, x.shape).astype(x.dtype))
+    return jax.tree.map(fill, jax.eval_shape(lambda: init(*args, **how)))
+
+
 def layout(*rules: str | Mapping[str, str], mesh: Mapping[str, int], **how) -> md.Layout:
     return md.Layout(rules=rules, mesh=mesh, **how)
 

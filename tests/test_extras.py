@@ -46,11 +46,12 @@ NEEDS = {
     "train --print-config": "tomli_w",
     "tokenizer train a.txt --vocab 300 --out b.json": "tokenizers",
 }
+ONE = "model.remat=full model.loss_chunk=0"  # `auto` traces a step for each choice
 WORKS = (
     "layouts",
     "models",
-    "explain --layout fsdp --target v5e:2x2 --html step.html",
-    "compare data fsdp --target v5e:2x2",
+    f"explain --layout fsdp --target v5e:2x2 --html step.html {ONE}",
+    f"compare data fsdp --target v5e:2x2 {ONE}",
     "layouts check data --model llama --devices 4",
 )
 

@@ -12,6 +12,10 @@ from meshdsl.machine import Network, chips, find_target
 from meshdsl_cli import main
 
 FEW = ("--seconds", "0.1")  # the sizes that are timed in any case
+SMALL = (
+    *("model.layers=2", "model.d_model=64", "model.length=32", "model.vocab=128"),
+    *("model.remat=full", "model.loss_chunk=0"),  # `auto` traces a step for each choice
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +48,7 @@ def test_the_file_is_a_chip_with_figures_that_say_how_they_were_measured(mine):
 
 def test_a_step_is_explained_with_it(mine, capsys):
     words = ["explain", "--layout", "fsdp", "--target", "mine:2", "--hardware", str(mine)]
-    sizes = ["model.layers=2", "model.d_model=64", "model.length=32", "model.vocab=128"]
-    assert main([*words, "--json", *sizes]) == 0
+    assert main([*words, "--json", *SMALL]) == 0
     time = json.loads(capsys.readouterr().out)["time"]
     chip = chips(mine)["mine"]
     assert time["step"] >= chip.step_latency
@@ -128,6 +131,5 @@ def test_two_processes_have_a_network_between_them(tmp_path, capsys):
         curve = chip.collectives["psum"][form]
         assert network.seconds("psum", axes, curve.bytes[-1]) == pytest.approx(curve.times[-1])
     words = ["explain", "--layout", "fsdp", "--target", "mine:2x2", "--hardware", str(path)]
-    sizes = ["model.layers=2", "model.d_model=64", "model.length=32", "model.vocab=128"]
-    assert main([*words, *sizes]) == 0
+    assert main([*words, *SMALL]) == 0
     assert "2 processes" in capsys.readouterr().out

@@ -35,7 +35,7 @@ def run(data, tmp_path_factory):
     """The folder of a finished run of three steps."""
     out = tmp_path_factory.mktemp("runs") / "a"
     words = ["train", "--layout", "fsdp", "--steps", "3", "--out", str(out), "--data", data]
-    assert main([*words, *TINY]) == 0
+    assert main([*words, *TINY, "sample.tokens=0"]) == 0
     return out
 
 

@@ -1,6 +1,7 @@
 """Models of any family by the commands alone: the shipped ones, and one that stands outside."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 from meshdsl_cli import main
 from tests.train.common import TINY
 
-pytest.importorskip("sklearn")
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = [
+    pytest.mark.usefixtures("compiled_once"),
+    pytest.mark.skipif(not find_spec("sklearn"), reason="needs the digits of scikit-learn"),
+]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DIGITS = f"data.sources.digits.dataset={EXAMPLES / 'digits.py'}:digits"
 # For each family: what picks it and its data, its layout, and another one to go on under.
@@ -75,7 +78,7 @@ def test_a_step_is_explained_checked_and_compared_for_a_machine(family, capsys):
     assert found["mfu"] > 0 and found["images_per_second"] > 0
     assert main(["layouts", "check", other, *words]) == 0
     assert "collectives of one step" in capsys.readouterr().out
-    assert main(["compare", layout, other, *target, *words]) == 0
+    assert main(["compare", layout, other, *target, *words, "model.remat=full"]) == 0
     table = capsys.readouterr().out
     assert layout in table and other in table and "estimate" in table and "compiler" not in table
 

@@ -8,7 +8,6 @@ import meshdsl as md
 from meshdsl.tensor import is_tensor
 from tests.helpers import assert_same, data, dims, layout
 
-KEYS = iter(jax.random.split(jax.random.key(0), 64))
 BATCH, LENGTH, SOURCE, D_MODEL, D_SOURCE = dims(batch=4, length=8, source=6, d_model=8, d_source=12)
 HEADS, GROUP, HEAD_DIM, D_FF, VOCAB = dims(heads=4, group=2, head_dim=4, d_ff=16, vocab=16)
 X = data(BATCH, LENGTH, D_MODEL)

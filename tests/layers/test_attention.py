@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.layers import Attention, Documents, angles
-from tests.helpers import data, dims, distance, integers
+from tests.helpers import data, dims, distance, integers, made
 from tests.layers.common import (
     BATCH,
     D_MODEL,
@@ -22,8 +22,8 @@ from tests.layers.common import (
 )
 
 KEY = jax.random.key(3)
-LAYER = Attention.init(KEY, D_MODEL, HEADS, HEAD_DIM, GROUP, bias=True)
-CROSS = Attention.init(KEY, D_MODEL, HEADS, HEAD_DIM, GROUP, d_source=D_SOURCE)
+LAYER = made(Attention.init, KEY, D_MODEL, HEADS, HEAD_DIM, GROUP, bias=True)
+CROSS = made(Attention.init, KEY, D_MODEL, HEADS, HEAD_DIM, GROUP, d_source=D_SOURCE)
 BEFORE = np.tril(np.ones((LENGTH.size, LENGTH.size), bool))
 SEGMENTS = integers(BATCH, LENGTH, below=3)
 SAME = np.asarray(SEGMENTS)[:, :, None] == np.asarray(SEGMENTS)[:, None, :]

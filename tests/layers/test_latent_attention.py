@@ -8,7 +8,7 @@ import pytest
 import meshdsl as md
 from meshdsl.layers import LatentAttention, angles
 from meshdsl.layers.attended import Documents, Window
-from tests.helpers import distance, only
+from tests.helpers import data, distance, made, only
 
 BATCH, LENGTH, D_MODEL = md.Dim("batch", 4), md.Dim("length", 8), md.Dim("d_model", 12)
 HEADS, HEAD_DIM, LATENT = md.Dim("heads", 4), md.Dim("head_dim", 6), md.Dim("latent", 10)
@@ -19,8 +19,8 @@ TURNED, VALUE_DIM, QUERY_LATENT = (
 )
 SIZES = (D_MODEL, HEADS, HEAD_DIM, LATENT, TURNED)
 OTHER = {"value_dim": VALUE_DIM, "query_latent": QUERY_LATENT}
-LAYER = LatentAttention.init(jax.random.key(0), *SIZES, **OTHER)
-X = md.random.normal(jax.random.key(1), (BATCH, LENGTH, D_MODEL))
+LAYER = made(LatentAttention.init, jax.random.key(0), *SIZES, **OTHER)
+X = data(BATCH, LENGTH, D_MODEL)
 
 
 def turn(positions):
@@ -54,7 +54,7 @@ def formula(layer, x):
     return jnp.einsum("bhlm,bmhe,hed->bld", p, v, weight(layer.out))
 
 
-@pytest.mark.parametrize("layer", [LAYER, LatentAttention.init(jax.random.key(2), *SIZES)])
+@pytest.mark.parametrize("layer", [LAYER, made(LatentAttention.init, jax.random.key(2), *SIZES)])
 def test_the_formula(layer):
     found = layer(X, rotary=turn(md.iota(LENGTH)))
     assert found.dims == X.dims

@@ -2,11 +2,12 @@
 
 import inspect
 
+import jax
 import pytest
 
 import meshdsl as md
 from meshdsl import layers
-from tests.helpers import data, dims, integers, only
+from tests.helpers import data, dims, integers, made, only
 from tests.layers.common import (
     BATCH,
     D_FF,
@@ -15,7 +16,6 @@ from tests.layers.common import (
     GROUP,
     HEAD_DIM,
     HEADS,
-    KEYS,
     LAYOUTS,
     LENGTH,
     OTHER,
@@ -32,11 +32,11 @@ TOKENS = integers(BATCH, LENGTH, below=VOCAB.size)
 SEGMENTS = integers(BATCH, LENGTH, below=2)
 SEEN = data(BATCH, SOURCE, seed=4) > -0.5
 KERNEL = {"height": 3, "width": 3}
-DROP = next(KEYS)
+KEY = jax.random.key(0)
 
 
 def attention(group=None, **how):
-    return layers.Attention.init(next(KEYS), D_MODEL, HEADS, HEAD_DIM, group, **how)
+    return made(layers.Attention.init, KEY, D_MODEL, HEADS, HEAD_DIM, group, **how)
 
 
 def decoder(layer, x):
@@ -61,28 +61,28 @@ def generated(layer, x):
 # For each case a layer, what is done with it, and tensors for that.
 CASES = {
     "of vectors": {
-        "linear": (layers.Linear.init(next(KEYS), D_MODEL, (HEADS, HEAD_DIM), bias=True), X),
-        "linear, several": (layers.Linear.init(next(KEYS), (LENGTH, D_MODEL), D_FF), X),
-        "rms": (layers.RMSNorm.init(D_MODEL), X),
-        "rms, several": (layers.RMSNorm.init((LENGTH, D_MODEL)), X),
-        "layer norm": (layers.LayerNorm.init(D_MODEL), X),
-        "mlp": (layers.MLP.init(next(KEYS), D_MODEL, D_FF, bias=True, activation=md.relu), X),
-        "swiglu": (layers.SwiGLU.init(next(KEYS), D_MODEL, D_FF), X),
-        "dropout": (layers.Dropout(0.5), lambda layer, x: layer(x, DROP), X),
-        "embedding": (layers.Embedding.init(next(KEYS), VOCAB, D_MODEL), TOKENS),
+        "linear": (made(layers.Linear.init, KEY, D_MODEL, (HEADS, HEAD_DIM), bias=True), X),
+        "linear, several": (made(layers.Linear.init, KEY, (LENGTH, D_MODEL), D_FF), X),
+        "rms": (made(layers.RMSNorm.init, D_MODEL), X),
+        "rms, several": (made(layers.RMSNorm.init, (LENGTH, D_MODEL)), X),
+        "layer norm": (made(layers.LayerNorm.init, D_MODEL), X),
+        "mlp": (made(layers.MLP.init, KEY, D_MODEL, D_FF, bias=True, activation=md.relu), X),
+        "swiglu": (made(layers.SwiGLU.init, KEY, D_MODEL, D_FF), X),
+        "dropout": (layers.Dropout(0.5), lambda layer, x: layer(x, KEY), X),
+        "embedding": (made(layers.Embedding.init, KEY, VOCAB, D_MODEL), TOKENS),
         "logits": (
-            layers.Embedding.init(next(KEYS), VOCAB, D_MODEL),
+            made(layers.Embedding.init, KEY, VOCAB, D_MODEL),
             layers.Embedding.logits,
             X,
         ),
         "cross-entropy": (
-            layers.Linear.init(next(KEYS), D_MODEL, VOCAB),
+            made(layers.Linear.init, KEY, D_MODEL, VOCAB),
             lambda layer, x, answers: layers.cross_entropy(layer(x), answers, VOCAB),
             X,
             TOKENS,
         ),
         "rotary": (
-            layers.Linear.init(next(KEYS), D_MODEL, (HEADS, HEAD_DIM)),
+            made(layers.Linear.init, KEY, D_MODEL, (HEADS, HEAD_DIM)),
             lambda layer, x: layers.rotate(
                 layer(x), layers.angles(md.iota(LENGTH), HEAD_DIM), HEAD_DIM
             ),
@@ -109,27 +109,29 @@ CASES = {
         "generated": (attention(GROUP), generated, X),
     },
     "of images": {
-        "conv": (layers.Conv.init(next(KEYS), KERNEL, D_MODEL, HIDDEN, bias=True, stride=2), IMAGE),
+        "conv": (made(layers.Conv.init, KEY, KERNEL, D_MODEL, HIDDEN, bias=True, stride=2), IMAGE),
         "conv transpose": (
-            layers.ConvTranspose.init(next(KEYS), KERNEL, D_MODEL, HIDDEN, stride=2),
+            made(layers.ConvTranspose.init, KEY, KERNEL, D_MODEL, HIDDEN, stride=2),
             SMALL,
             IMAGE,
         ),
-        "group norm": (layers.GroupNorm.init(D_MODEL, 2, over=("height", "width")), IMAGE),
-        "group norm of a pixel": (layers.GroupNorm.init(D_MODEL, 4), IMAGE),
+        "group norm": (made(layers.GroupNorm.init, D_MODEL, 2, over=("height", "width")), IMAGE),
+        "group norm of a pixel": (made(layers.GroupNorm.init, D_MODEL, 4), IMAGE),
     },
     "stack": {
         "of layers": (
-            layers.Stack.init(
-                next(KEYS),
+            made(
+                layers.Stack.init,
+                KEY,
                 lambda key: layers.MLP.init(key, D_MODEL, D_FF),
                 md.Dim("layers", 3),
             ),
             X,
         ),
         "that attend to another tensor": (
-            layers.Stack.init(
-                next(KEYS),
+            made(
+                layers.Stack.init,
+                KEY,
                 lambda key: layers.Attention.init(key, D_MODEL, HEADS, HEAD_DIM, d_source=D_SOURCE),
                 md.Dim("layers", 2),
             ),

@@ -24,13 +24,14 @@ from tests.helpers import (
     distance,
     integers,
     layout,
+    made,
     only,
     weight,
 )
 
 B, L, D, F, E, K = dims(batch=4, length=6, d_model=16, d_ff=24, experts=5, top=2)
 X = data(B, L, D)
-EXPERTS = Experts.init(jax.random.key(0), D, F, E, top=2)
+EXPERTS = made(Experts.init, jax.random.key(0), D, F, E, top=2)
 EXCHANGE = {"rule": "experts -> p", "move": "exchange"}
 LAYOUTS = {
     "tensor": layout("batch -> p", "d_ff -> q", mesh={"p": 2, "q": 4}),

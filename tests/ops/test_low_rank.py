@@ -6,16 +6,16 @@ import pytest
 
 import meshdsl as md
 from meshdsl.ops.low_rank import LowRank
+from tests.helpers import data, weight
 
 A, B, C, Q, RANK = md.Dim("a", 3), md.Dim("b", 4), md.Dim("c", 5), md.Dim("q", 2), md.Dim("rank", 2)
-KEYS = jax.random.split(jax.random.key(0), 4)
 WEIGHT = LowRank(
-    md.normal(KEYS[0], (A, B), ins=A),
-    md.normal(KEYS[1], (A, RANK), ins=A),
-    md.normal(KEYS[2], (RANK, B), ins=RANK),
+    weight(A, B, ins=A, seed=1),
+    weight(A, RANK, ins=A, seed=2),
+    weight(RANK, B, ins=RANK, seed=3),
 )
 SUM = WEIGHT.as_tensor()
-X = md.tensor(jax.random.normal(KEYS[3], (5, 3)), (C, A))
+X = data(C, A, seed=4)
 IDS, PAIR = md.tensor(np.array([0, 2, 1, 1, 5]), C), md.tensor(np.array([1, 3]), Q)
 
 CALLS = {

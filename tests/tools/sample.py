@@ -11,7 +11,10 @@ from meshdsl.predict.ledger.report import LedgerEntry, LedgerReport, Unforeseen
 from meshdsl_cli.parser import parse
 
 MESH = {"data": 16, "model": 4}
-STEP = "explain --model llama3-8b --layout fsdp-sequence --batch 64 --length 8192 model.remat=full"
+STEP = (
+    "explain --model llama3-8b --layout fsdp-sequence --batch 64 --length 8192"
+    " model.remat=full model.loss_chunk=512"
+)
 
 
 @cache

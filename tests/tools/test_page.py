@@ -20,10 +20,10 @@ from meshdsl_cli import main
 from tests.tools.sample import piped, sample, too_large, without_target
 
 MADE = {
-    "fits": sample(),
-    "too large": too_large(),
-    "no target": without_target(),
-    "pipelines": piped(),
+    "fits": sample,
+    "too large": too_large,
+    "no target": without_target,
+    "pipelines": piped,
 }
 # It would end a script or an attribute, begin an element, or be no text that can be encoded.
 EVIL = '</script><script>alert("1")</script><img src=x onerror=alert(2)>&amp;\'\udcff'
@@ -79,8 +79,9 @@ def hostile() -> Explanation:
 
 @pytest.mark.parametrize("name", MADE)
 def test_the_page_has_what_json_prints(name):
-    expected = json.loads(json.dumps(MADE[name].to_dict()))
-    assert document_of(page(MADE[name])) == document_of(program_html(MADE[name])) == expected
+    explanation = MADE[name]()
+    expected = json.loads(json.dumps(explanation.to_dict()))
+    assert document_of(page(explanation)) == document_of(program_html(explanation)) == expected
     assert expected["tokens"] == 64 * 8192 and expected["unit"] == "token"
 
 
@@ -112,10 +113,9 @@ def test_without_scripts_a_sentence_says_what_to_do():
 
 def test_command_writes_the_page_of_the_largest_model(tmp_path, capsys):
     file = tmp_path / "plan.html"
-    settings = (
-        "--model llama3-405b --batch 512 --length 8192 --target v5p:16x16x16 model.remat=full"
-    )
-    given = ["--layout", "fsdp-sequence", *settings.split(), "--mesh", "data=512,model=8"]
+    settings = "--model llama3-405b --batch 512 --length 8192 --target v5p:16x16x16"
+    kept = ["model.remat=full", "model.loss_chunk=512"]
+    given = ["--layout", "fsdp-sequence", *settings.split(), *kept, "--mesh", "data=512,model=8"]
     assert main(["explain", *given, "--json", "--html", str(file)]) == 0
     text = file.read_text("utf-8")
     assert document_of(text) == json.loads(capsys.readouterr().out) and len(text) < 1_000_000

@@ -96,6 +96,13 @@ def trained(job: Job) -> tuple[State, list[float]]:
     return state, losses
 
 
+@functools.cache
+def in_slices(layout: str, workers: int, *settings: str) -> tuple[Job, State, list[float]]:
+    """The job of a worker on each slice, and what it trains."""
+    job = local_job(with_workers(layout, workers), f"local.workers={workers}", *settings)
+    return job, *trained(job)
+
+
 def assert_alike(found: State, wanted: State, tolerance: float = 1e-6) -> None:
     for tree in ("params", "adapters"):
         pairs = zip(*(jax.tree.leaves(getattr(s, tree)) for s in (found, wanted)), strict=True)
@@ -105,11 +112,9 @@ def assert_alike(found: State, wanted: State, tolerance: float = 1e-6) -> None:
 @pytest.mark.parametrize("name", only(["fsdp"], CASES))
 def test_slices_train_as_workers_on_one_device(name):
     layout, workers, more = CASES[name]
-    settings = f"local.workers={workers}", *more
-    job = local_job(with_workers(layout, workers), *settings)
+    job, found, losses = in_slices(layout, workers, *more)
     assert not any("replica" in c.axes for c in job.program().collectives)
-    found, losses = trained(job)
-    wanted, of_one = on_one_device(*settings)
+    wanted, of_one = on_one_device(f"local.workers={workers}", *more)
     np.testing.assert_allclose(losses, of_one, rtol=1e-6)
     assert_alike(found, wanted)
 
@@ -325,10 +330,8 @@ def test_a_model_with_a_dim_of_that_name_is_refused():
 
 def test_what_is_exchanged_travels_in_few_bits():
     """Near to the exact exchange, and in few bytes: here a block has 16 numbers and a scale."""
-    layout = with_workers("fsdp", 2)
-    exact = local_job(layout, "local.workers=2")
-    job = local_job(layout, "local.workers=2", "local.wire=int8")
-    (found, _), (wanted, _) = trained(job), trained(exact)
+    exact, wanted, _ = in_slices("fsdp", 4)
+    job, found, _ = in_slices("fsdp", 4, "local.wire=int8")
     pairs = zip(*(jax.tree.leaves(s.params) for s in (found, wanted)), strict=True)
     farthest = max(distance(a, b, floor=1e-6) for a, b in pairs)
     assert 1e-6 < farthest < 2e-2

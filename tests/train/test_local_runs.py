@@ -173,7 +173,7 @@ def test_a_step_that_is_not_finite_is_seen_at_the_next_exchange(tmp_path, layout
 @pytest.mark.slow
 def test_explain_and_compile_say_what_is_sent_when(layout, capsys):
     target = ["--layout", layout, "--target", "v5e:2x2", "--slices", "2"]
-    how = [*TINY, "local.workers=2", "local.every=100", "model.remat=none"]
+    how = [*TINY, "local.workers=2", "local.every=100", "model.remat=none", "model.loss_chunk=0"]
     assert main(["explain", *target, *how, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     (replica,) = [axis for axis in found["axes"] if axis["name"] == "replica"]

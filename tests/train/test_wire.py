@@ -151,11 +151,10 @@ def test_explain_tells_what_goes_between_slices(tmp_path, capsys):
         'rules = ["batch -> replica, data"]\nparameters = ["d_model -> data"]\n'
     )
     target = ["--layout", str(layout), "--target", "v5e:2x2", "--slices", "2"]
+    wide = [*TINY, "model.d_model=512", "model.remat=full", "model.loss_chunk=0"]
     between = []
     for wire in ([], ["precision.wire.replica=int8"]):
-        assert (
-            main(["explain", *target, *TINY, "model.d_model=512", "model.remat=full", *wire]) == 0
-        )
+        assert main(["explain", *target, *wide, *wire]) == 0
         out = capsys.readouterr().out
         sent = re.search(r"replica: of these each device sends ([\d.]+) (\w+) to other slices", out)
         between.append(float(sent[1]) * {"KiB": 1, "MiB": 1024}[sent[2]])

@@ -85,7 +85,7 @@ def test_a_lone_leaf_is_a_tree_too(tmp_path, tree):
 
 
 def like(**changes):
-    return state() | changes
+    return lambda: state() | changes
 
 
 WIDE = md.Dim("outer", 6)
@@ -111,7 +111,7 @@ def test_a_tree_that_does_not_fit_is_an_error_that_names_the_leaf(tmp_path, othe
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state())
         with pytest.raises(md.MeshDSLError, match=re.escape(said)):
-            checkpoints.restore(other)
+            checkpoints.restore(other())
 
 
 WRONG = {
@@ -124,7 +124,7 @@ WRONG = {
         "two leaves of the tree are called `a.b`",
     ),
     "two meshes": (
-        {
+        lambda: {
             "x": md.init(make, jax.random.key(0), SPLIT),
             "y": md.init(make, jax.random.key(0), OTHER),
         },
@@ -137,7 +137,7 @@ WRONG = {
 def test_what_cannot_be_saved_is_an_error(tmp_path, tree, said):
     expected = pytest.raises(md.MeshDSLError, match=f"^{re.escape(said)}")
     with Checkpoints(tmp_path) as checkpoints, expected:
-        checkpoints.save(1, tree)
+        checkpoints.save(1, tree() if callable(tree) else tree)
     assert not list(tmp_path.iterdir())
 
 
