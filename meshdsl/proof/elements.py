@@ -11,7 +11,7 @@ import numpy as np
 from meshdsl.proof.forms import lookups
 from meshdsl.proof.forms.products import factors, product
 from meshdsl.proof.forms.sums import elementwise, is_zero, linear, summands, total
-from meshdsl.proof.lemmas import Walk, lemma
+from meshdsl.proof.lemmas import PARTS, Walk, lemma
 from meshdsl.proof.sends import alone, orders
 from meshdsl.proof.terms import NotProved, Terms
 from meshdsl.proof.values import (
@@ -81,7 +81,9 @@ def _each_element(walk: Walk, eqn, *given: Value) -> list[Value]:
             if number.term.op == "const":
                 return [linear(terms, [(number.term.params[1], other)], dims)]
     elif op == "select_n":
-        found = _chosen(values) or alone.chosen(terms, values, dims) or orders.chosen(values)
+        found = _chosen(values) or alone.chosen(terms, values, dims)
+        if found is None and walk.sends == PARTS:
+            found = orders.chosen(values)
         found = found or lookups.looked_up(terms, values, dims)
         if found is not None:
             return [found.at(dims)]

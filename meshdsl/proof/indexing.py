@@ -292,7 +292,7 @@ def _dynamic_slice(walk: Walk, eqn, x: Value, *starts: Value) -> list[Value]:
         axes = _own_part(start, x.shape[d], size)
         if axes and not any(label in x.labels for label, _ in axes):
             x = given_out(x, d, axes)
-        elif (piece := orders.of_place(x, d, start, size)) is not None:
+        elif walk.sends == PARTS and (piece := orders.of_place(x, d, start, size)) is not None:
             x = piece
         else:
             touched.append(d)

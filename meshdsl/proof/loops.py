@@ -319,7 +319,11 @@ class Carried:
 def _sends_on(before: Value, after: Value) -> bool:
     """Whether a round makes of a device's part along an axis that of another device."""
     new, old = (
-        {axis_of(label) for label in one.labels if nameless(label) not in map(nameless, other.labels)}
+        {
+            axis_of(label)
+            for label in one.labels
+            if nameless(label) not in map(nameless, other.labels)
+        }
         for one, other in ((after, before), (before, after))
     )
     return bool(new & old - {""})

@@ -319,7 +319,7 @@ def _shared(labels: Iterable[Label | None]) -> Label:
     """
     found = [label for label in labels if label is not None]
     if len({label[:2] if isinstance(label, Minor) else None for label in found}) > 1:
-        raise NotProved(f"rows in one order meet rows in another one {found}")
+        raise NotProved("rows in one order meet rows in another one")
     return renewed(found[0] if found else None)
 
 

@@ -7,10 +7,28 @@ from collections.abc import Collection, Iterator
 
 from meshdsl.proof.forms.sums import is_zero
 from meshdsl.proof.terms import Term
-from meshdsl.proof.values import Label, Major, Minor, Part, Parts, Value, arguments_of, labelled, lacking
+from meshdsl.proof.values import (
+    Label,
+    Major,
+    Minor,
+    Part,
+    Parts,
+    Value,
+    arguments_of,
+    labelled,
+    lacking,
+)
 
 _ANY, _UNSIGNED, _POSITIVE = range(3)  # any number; not a negative one; a positive one
-_KEEPS = {"ordered", "reduce_sum", "reduce_max", "reduce_min", "cast", "over", "mul"}  # the sign of arguments
+_KEEPS = {
+    "ordered",
+    "reduce_sum",
+    "reduce_max",
+    "reduce_min",
+    "cast",
+    "over",
+    "mul",
+}  # the sign of arguments
 
 
 def unsigned(term: Term) -> bool:

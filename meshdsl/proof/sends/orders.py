@@ -158,7 +158,7 @@ def _counted(terms: Terms, value: Value, dim: int, pieces: int) -> Value:
     run = value.dims[dim]
     axes = [label for label in value.labels if axis_of(label)]
     axis = axis_of(axes[0]) if axes else ""
-    if len(run) != 1 or not isinstance(run[0].label, int) or not all(map(axis.__eq__, axes)):
+    if len(run) != 1 or not isinstance(run[0].label, int) or {*map(axis_of, axes)} != {axis}:
         return value
     size, label = run[0]
     found = numbers_of(value, {axis: 0, label: 1}, 2) if axis else None
