@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import (
     Label,
-    Part,
-    Parts,
     Major,
     Minor,
+    Part,
+    Parts,
     Sent,
     Value,
     axis_of,

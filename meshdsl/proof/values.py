@@ -304,7 +304,9 @@ def aligned(values: Sequence[Value], links: Sequence[Sequence[int | None]]) -> l
             if values[i].shape[d] != prod(steps):
                 raise NotProved("dims that belong together have different sizes")
             values[i], runs[i] = cut(values[i], d, steps)
-        shared = [_shared(run[0].label for run in each) for each in zip(*runs.values())]
+        shared = [
+            _shared(run[0].label for run in each) for each in zip(*runs.values(), strict=True)
+        ]
         for i, of in runs.items():
             pairs = [(run[0].label, label) for run, label in zip(of, shared, strict=True)]
             values[i] = relabelled(values[i], {a: b for a, b in pairs if a is not None})
