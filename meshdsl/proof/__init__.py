@@ -14,7 +14,8 @@ both. `docs/verify.md` has the theorem, and what is trusted.
 | lemmas, by primitive | `elements`, `along`, `places`, `moves`, `reductions`, `indexing`, `loops` |
 | one form | `forms/`: of sums, of products with exponentials, of rows of tables, of what conditions
   choose, of what is padded, of windows, and of the largest of parts |
-| what devices send each other | `sends/`: parts that go round (`rings`), edges of neighbours
+| what devices send each other | `sends/`: parts that go round (`rings`), also of rows in another
+  order (`orders`, with sums of such rows in `forms/orders`), edges of neighbours
   (`edges`), or elements, one by one (`ticks` and `passed`, by `followed`, `routes` and `alone`) |
 | what a user sees | `verified`, `certificate`; `counterexample`, by numbers (`simulated`) |
 

@@ -11,8 +11,8 @@ import numpy as np
 from meshdsl.proof.forms import lookups
 from meshdsl.proof.forms.products import factors, product
 from meshdsl.proof.forms.sums import elementwise, is_zero, linear, summands, total
-from meshdsl.proof.lemmas import Walk, lemma
-from meshdsl.proof.sends import alone
+from meshdsl.proof.lemmas import PARTS, Walk, lemma
+from meshdsl.proof.sends import alone, orders
 from meshdsl.proof.terms import NotProved, Terms
 from meshdsl.proof.values import (
     Parts,
@@ -82,6 +82,8 @@ def _each_element(walk: Walk, eqn, *given: Value) -> list[Value]:
                 return [linear(terms, [(number.term.params[1], other)], dims)]
     elif op == "select_n":
         found = _chosen(values) or alone.chosen(terms, values, dims)
+        if found is None and walk.sends == PARTS:
+            found = orders.chosen(values)
         found = found or lookups.looked_up(terms, values, dims)
         if found is not None:
             return [found.at(dims)]

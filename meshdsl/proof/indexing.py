@@ -10,8 +10,9 @@ from meshdsl.proof.forms import lookups
 from meshdsl.proof.forms.largest import of_largest
 from meshdsl.proof.forms.padding import unpadded_to
 from meshdsl.proof.forms.sums import inwards, is_zero, linear, summed_over, total
-from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
+from meshdsl.proof.lemmas import PARTS, Walk, integer_dtypes, lemma
 from meshdsl.proof.moves import Axes, given_out
+from meshdsl.proof.sends import orders
 from meshdsl.proof.sends.edges import placed, put_together
 from meshdsl.proof.sends.rings import at_index
 from meshdsl.proof.terms import Terms
@@ -84,7 +85,8 @@ def sliced(walk: Walk, x: Value, ranges: Sequence[tuple[int, int, int]]) -> Valu
         return x
     params = tuple(tuple(ranges[d]) for d in changes)
     if len(changes) == 1 and params[0][2] == 1:
-        found = _one_of_several(walk.terms, x, changes[0], *params[0][:2])
+        found = orders.row_of_order(x, changes[0], *params[0][:2])
+        found = found or _one_of_several(walk.terms, x, changes[0], *params[0][:2])
         if found is not None:
             return found
     return alike(walk, "slice", (params,), [x], changes, shape)
@@ -125,7 +127,13 @@ def _padded(walk: Walk, x: Value, value: Value, dim: int, low: int, high: int, b
 
 @lemma("concatenate")
 def _concatenate(walk: Walk, eqn, *values: Value) -> list[Value]:
-    return [_put_together(walk, values, eqn.params["dimension"])]
+    dim = eqn.params["dimension"]
+    if walk.sends == PARTS:
+        counts = eqn.outvars[0].aval.dtype == "int32"
+        found = orders.put_together(walk.terms, values, dim, counts=counts)
+        if found is not None:
+            return [found]
+    return [_put_together(walk, values, dim)]
 
 
 @lemma("stack")
@@ -284,6 +292,8 @@ def _dynamic_slice(walk: Walk, eqn, x: Value, *starts: Value) -> list[Value]:
         axes = _own_part(start, x.shape[d], size)
         if axes and not any(label in x.labels for label, _ in axes):
             x = given_out(x, d, axes)
+        elif walk.sends == PARTS and (piece := orders.of_place(x, d, start, size)) is not None:
+            x = piece
         else:
             touched.append(d)
     if not touched:

@@ -21,6 +21,8 @@ from meshdsl.proof.lemmas import Walk, lemma
 from meshdsl.proof.sends.rings import settled
 from meshdsl.proof.terms import NotProved, Term, Terms
 from meshdsl.proof.values import (
+    Major,
+    Minor,
     Part,
     Parts,
     Value,
@@ -31,6 +33,7 @@ from meshdsl.proof.values import (
     joined,
     labelled,
     made,
+    nameless,
     size_of,
 )
 
@@ -316,7 +319,11 @@ class Carried:
 def _sends_on(before: Value, after: Value) -> bool:
     """Whether a round makes of a device's part along an axis that of another device."""
     new, old = (
-        {axis_of(label) for label in one.labels if label not in other.labels}
+        {
+            axis_of(label)
+            for label in one.labels
+            if nameless(label) not in map(nameless, other.labels)
+        }
         for one, other in ((after, before), (before, after))
     )
     return bool(new & old - {""})
@@ -330,7 +337,8 @@ def _places(value: Value) -> Hashable:
         for i, part in enumerate(parts)
         if part.label is not None
     }
-    of = lambda part: (part.size, where.get(part.label, part.label))
+    beside = lambda label: where.get(label.minor) if isinstance(label, Major) else None
+    of = lambda p: (p.size, where.get(p.label, nameless(p.label)), beside(p.label))
     return tuple(tuple(map(of, parts)) for parts in value.parts), value.term.views[0]
 
 
@@ -348,6 +356,8 @@ def looped(walk: Walk, eqn, values: Sequence[Value], around: Parts = ()) -> list
     walk.depth += 1
     lists = aligned(lists, [[0] * len(lists)]) if lists else []
     parts = joined(x.dims[0] for x in lists) or (Part(p["length"], None),)
+    if any(isinstance(part.label, Minor) for part in parts):
+        raise NotProved("the rounds of a loop lie in another order")
     own = tuple(p if p.label is not None else Part(p.size, fresh()) for p in parts if p.size > 1)
     each = [x.at(x.dims[1:]) for x in lists]
     carried = Carried(walk, Loop(walk.depth, (*around, *own), bool(p["reverse"])), first)

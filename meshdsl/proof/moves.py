@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import (
     Label,
+    Major,
+    Minor,
     Part,
     Parts,
     Sent,
@@ -51,6 +53,8 @@ def _in_one(value: Value, run: Parts) -> tuple[Value, Part | None]:
     """`value` with one part in place of neighbouring ones; None if they are no neighbours."""
     if len(run) == 1:
         return value, run[0]
+    if any(isinstance(part.label, Minor) for part in run):
+        return value, None
     count = len(run)
     for dim, parts in enumerate(value.parts):
         for i in range(len(parts) - count + 1):
@@ -82,16 +86,18 @@ def sent(value: Value, axis: str, sources: Sequence[int]) -> Value:
       sources: for each place along the axis the place that something comes from.
     """
     names: dict[Label, Label] = {}
-    for label in value.labels:
-        if axis_of(label) == axis:
+    for label, size in value.labels.items():
+        if isinstance(label, Minor) and label.axis == axis:
+            names[label] = label._replace(table=tuple(label.table[source] for source in sources))
+        elif axis_of(label) == axis and not isinstance(label, Major):
             old = label.table if isinstance(label, Sent) else range(len(sources))
-            names[label] = moved_label(axis, [old[source] for source in sources])
+            names[label] = moved_label(axis, [old[source] for source in sources], size)
     return relabelled(value, names)
 
 
-def moved_label(axis: str, table: Sequence[int]) -> Label:
-    """The label of a part of which devices along an axis have these indices."""
-    return axis if list(table) == list(range(len(table))) else Sent(axis, tuple(table))
+def moved_label(axis: str, table: Sequence[int], size: int) -> Label:
+    """The label of a part of this size of which devices along an axis have these indices."""
+    return axis if list(table) == list(range(size)) else Sent(axis, tuple(table))
 
 
 def of_all_devices(value: Value, axes: Axes) -> Value:
@@ -101,10 +107,12 @@ def of_all_devices(value: Value, axes: Axes) -> Value:
       NotProved: it has more than one index along an axis.
     """
     names: dict[Label, Label] = {}
-    for label in value.labels:
+    for label, size in value.labels.items():
+        if isinstance(label, Major) and axis_of(label) in dict(axes):
+            raise NotProved(f"what lies in another order along `{axis_of(label)}` is added up")
         if isinstance(label, Sent) and label.axis in dict(axes):
             alone = [axis_of(other) for other in value.labels].count(label.axis) == 1
-            if not alone or len(set(label.table)) != len(label.table):
+            if not alone or sorted(label.table) != list(range(size)):
                 raise NotProved(f"what was sent along `{label.axis}` meets what is there")
             names[label] = label.axis
     return relabelled(value, names)
@@ -113,8 +121,8 @@ def of_all_devices(value: Value, axes: Axes) -> Value:
 def _held(value: Value, axes: Axes) -> tuple[Value, list[Part]]:
     """`value` with parts of its own in place of axes, and these parts, none of which has a dim."""
     for label in value.labels:
-        if isinstance(label, Sent) and label.axis in dict(axes):
-            raise NotProved(f"what was sent along `{label.axis}` is put together")
+        if isinstance(label, (Sent, Major)) and axis_of(label) in dict(axes):
+            raise NotProved(f"what was sent along `{axis_of(label)}` is put together")
     names: dict[Label, Label] = {axis: fresh() for axis, size in axes if axis in value.labels}
     front = [Part(size, names.get(axis)) for axis, size in axes if size > 1]
     return relabelled(value, names), front

@@ -27,16 +27,40 @@ class Sent(NamedTuple):
 
     Attributes:
       axis: the mesh axis.
-      table: for each place along the axis the index that the device there has.
+      table: for each place along the axis the index that the device there has. The part may have
+        more indices than there are devices.
     """
 
     axis: str
     table: tuple[int, ...]
 
 
-# Of a part: a mesh axis; an axis along which parts were sent on; or a number, for a part of a dim
-# of the local array or of the rounds of a loop that is under way.
-Label = str | int | Sent
+class Minor(NamedTuple):
+    """The label of a part of the local array that lies in another order, together with `Major`.
+
+    Two parts of a term, major and minor, have one index: that of the pair. On the device at place k
+    along the axis, at index j of the local array, this is `table[k][j]`. Each index is there once.
+
+    Attributes:
+      axis: the mesh axis.
+      table: for each place along the axis the indices that the device there has.
+      number: tells apart parts of one array that lie in the same order.
+    """
+
+    axis: str
+    table: tuple[tuple[int, ...], ...]
+    number: int
+
+
+class Major(NamedTuple):
+    """The label of the part before one that is `Minor`; it belongs to the devices."""
+
+    minor: Minor
+
+
+# Of a part: a mesh axis; an axis along which parts were sent on, or lie in another order; or a
+# number, for a part of a dim of the local array or of the rounds of a loop that is under way.
+Label = str | int | Sent | Major | Minor
 
 
 class Part(NamedTuple):
@@ -62,7 +86,19 @@ def fresh() -> int:
 
 def axis_of(label: Label | None) -> str:
     """The mesh axis that a label is of; nothing if it is of none."""
+    if isinstance(label, Major):
+        return label.minor.axis
     return label.axis if isinstance(label, Sent) else label if isinstance(label, str) else ""
+
+
+def renewed(label: Label | None) -> Label:
+    """A label that no part has yet, of a part that lies in the order of another one."""
+    return label._replace(number=fresh()) if isinstance(label, Minor) else fresh()
+
+
+def nameless(label: Label | None) -> Label | None:
+    """A label without the number that tells it apart from others in the same order."""
+    return Major(label.minor._replace(number=-1)) if isinstance(label, Major) else label
 
 
 def size_of(parts: Iterable[Part]) -> int:
@@ -138,8 +174,13 @@ class Value:
                     runs.append((part.size, (number, step)))
             found.append(tuple(runs))
         local = labelled(part for dim in self.dims for part in dim)
-        others = {(label, size, where[label]) for label, size in self.labels.items()}
-        return tuple(found), frozenset(other for other in others if other[0] not in local)
+        beside = lambda label: where.get(label.minor) if isinstance(label, Major) else None
+        others = {
+            (nameless(label), size, where[label], beside(label))
+            for label, size in self.labels.items()
+            if label not in local
+        }
+        return tuple(found), frozenset(others)
 
 
 def alike(a: Value, b: Value) -> bool:
@@ -173,9 +214,17 @@ def whole(term: Term) -> Value:
 
 
 def relabelled(value: Value, names: Mapping[Label, Label]) -> Value:
-    """`value` with other labels for some of its parts."""
+    """`value` with other labels for some of its parts.
+
+    Raises:
+      NotProved: a part that lies in another order would be taken for one that does not.
+    """
     if not names:
         return value
+    ordered = {old: new for old, new in names.items() if isinstance(old, Minor)}
+    if not all(isinstance(new, Minor) for new in ordered.values()):
+        raise NotProved("what lies in another order is taken for what does not")
+    names = {**names, **{Major(old): Major(new) for old, new in ordered.items()}}
     one = lambda p: p if p.label is None else Part(p.size, names.get(p.label, p.label))
     each = lambda dims: tuple(tuple(map(one, dim)) for dim in dims)
     return Value(value.term, each(value.parts), each(value.dims))
@@ -184,7 +233,7 @@ def relabelled(value: Value, names: Mapping[Label, Label]) -> Value:
 def apart(value: Value) -> Value:
     """`value` with labels of its own for all that is in the local array."""
     local = labelled(part for dim in value.dims for part in dim)
-    return relabelled(value, {label: fresh() for label in local})
+    return relabelled(value, {label: renewed(label) for label in local})
 
 
 def cut(value: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, list[Parts]]:
@@ -203,7 +252,7 @@ def cut(value: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, list[Parts
         run: list[Part] = []
         while size > 1:
             part = left.pop()
-            if part.size > size and part.size % size == 0:
+            if part.size > size and part.size % size == 0 and not isinstance(part.label, Minor):
                 labels = (None, None) if part.label is None else (fresh(), fresh())
                 head, tail = Part(size, labels[0]), Part(part.size // size, labels[1])
                 if part.label is not None:
@@ -250,14 +299,30 @@ def aligned(values: Sequence[Value], links: Sequence[Sequence[int | None]]) -> l
             if high % low:
                 raise NotProved("dims that belong together consist of parts that do not fit")
             steps.append(high // low)
-        shared = [fresh() for _ in steps]
+        runs: dict[int, list[Parts]] = {}
         for i, d in members:
             if values[i].shape[d] != prod(steps):
                 raise NotProved("dims that belong together have different sizes")
-            value, runs = cut(values[i], d, steps)
-            pairs = [(run[0].label, label) for run, label in zip(runs, shared, strict=True)]
-            values[i] = relabelled(value, {old: new for old, new in pairs if old is not None})
+            values[i], runs[i] = cut(values[i], d, steps)
+        shared = [
+            _shared(run[0].label for run in each) for each in zip(*runs.values(), strict=True)
+        ]
+        for i, of in runs.items():
+            pairs = [(run[0].label, label) for run, label in zip(of, shared, strict=True)]
+            values[i] = relabelled(values[i], {a: b for a, b in pairs if a is not None})
     return values
+
+
+def _shared(labels: Iterable[Label | None]) -> Label:
+    """A label for parts that belong together.
+
+    Raises:
+      NotProved: they lie in different orders.
+    """
+    found = [label for label in labels if label is not None]
+    if len({label[:2] if isinstance(label, Minor) else None for label in found}) > 1:
+        raise NotProved("rows in one order meet rows in another one")
+    return renewed(found[0] if found else None)
 
 
 def joined(dims: Iterable[Parts]) -> Parts:
@@ -291,6 +356,8 @@ def opened(value: Value) -> tuple[list[Value], list[list[Parts]]]:
         return [], []
     sizes: tuple[int, ...] = term.params[-1]
     lost = {-i - 1: (Part(size, fresh()),) for i, size in enumerate(sizes)}
+    if term.op == "ordered":
+        lost = {-1: _in_order(value.parts[-1], term.params[0]) or lost[-1]}
     parts = lambda index: value.parts[index] if index >= 0 else lost[index]
     each = lambda view: tuple(p for index in view for p in parts(index))
     args = [
@@ -303,6 +370,20 @@ def opened(value: Value) -> tuple[list[Value], list[list[Parts]]]:
         p for i, n in dim for p in ((Part(n, None),) if i is None else parts(i))
     )
     return args, [[run(dim) for dim in dims] for dims in ordered]
+
+
+def _in_order(own: Parts, table: tuple[tuple[int, ...], ...]) -> Parts | None:
+    """The parts that what is `ordered` has in its argument; see `forms.orders`."""
+    if [p.size for p in own] != [len(table), len(table[0])] or not isinstance(own[1].label, int):
+        return None
+    label, count = own[0].label, own[0].size
+    if not axis_of(label) or isinstance(label, Major):
+        return None
+    places = label.table if isinstance(label, Sent) else range(count)
+    if len(places) != count:
+        return None
+    minor = Minor(axis_of(label), tuple(table[place] for place in places), own[1].label)
+    return Part(own[0].size, Major(minor)), Part(own[1].size, minor)
 
 
 def arguments_of(value: Value) -> list[Value]:
@@ -351,6 +432,8 @@ def made(
       uses, binds: see `Terms.term`.
     """
     inside = {p.label for each in along for dim in each for p in dim}
+    if any(isinstance(label, (Major, Minor)) for label in (*over, *inside)):
+        raise NotProved("the order of elements matters where they lie in another one")
     runs = {
         (a.label, b.label) for each in along for dim in each for a, b in itertools.pairwise(dim)
     }

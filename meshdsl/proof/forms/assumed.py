@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from meshdsl.proof.forms.orders import ordered
 from meshdsl.proof.forms.sums import elementwise, extreme, linear, total
 from meshdsl.proof.terms import Term, Terms
-from meshdsl.proof.values import Value, alike, arguments_of, labelled, lacking, opened, own_dims
+from meshdsl.proof.values import (
+    Minor,
+    Value,
+    alike,
+    arguments_of,
+    labelled,
+    lacking,
+    opened,
+    own_dims,
+)
 
 # Operations through which it goes: of each element, and along which no order matters.
 _EACH = {"and", "cast", "div", "exp", "gt", "log", "mul", "over", "select_n"}
-THROUGH = {*_EACH, "sum", "reduce_sum"}
+THROUGH = {*_EACH, "ordered", "sum", "reduce_sum"}
 _OF_SOME = {"reduce_sum", "reduce_max", "reduce_min"}
 
 
@@ -84,6 +94,10 @@ def again(terms: Terms, value: Value, old: list[Value], new: list[Value]) -> Val
     op, params = value.term.op, value.term.params
     if op == "sum":
         return linear(terms, zip(params[0], new, strict=True), value.dims)
+    if op == "ordered":
+        minors = [label for label in old[0].labels if isinstance(label, Minor)]
+        minor = next((m for m in minors if m.number in value.labels), None)
+        return value if minor is None else ordered(terms, new[0], minor).at(value.dims)
     if op in _OF_SOME:
         lost = labelled(lacking(old[0], value))
         if op == "reduce_sum":

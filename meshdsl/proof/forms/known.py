@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.proof.values import Label, Part, Sent, Value, arguments_of, axis_of
+from meshdsl.proof.values import (
+    Label,
+    Major,
+    Minor,
+    Part,
+    Sent,
+    Value,
+    arguments_of,
+    axis_of,
+)
 
 
 def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -74,18 +83,18 @@ def numbers_of(value: Value, places: Mapping[Label | None, int], rank: int) -> n
         return np.array(number).reshape([1] * rank) if isinstance(number, (bool, int)) else None
     if op in ("iota", "array") and len(value.parts) == 1:
         (parts,) = value.parts
-        found = np.arange(math.prod(part.size for part in parts))
-        if op == "array" and params[0] in ("int32", "bool"):
-            found = np.frombuffer(params[-1], params[0])
-        elif op == "array":
+        if any(isinstance(part.label, (Major, Minor, type(None))) for part in parts):
             return None
-        if len(parts) != 1 or parts[0].label is None:
-            return None
-        label = parts[0].label
-        if isinstance(label, Sent):
-            found = found[np.array(label.table)]
-        at = places[axis_of(label) or label]
-        return found.reshape([-1 if d == at else 1 for d in range(rank)])
+        found = np.zeros([1] * rank, int)
+        for i, (size, label) in enumerate(parts):
+            at = places[axis_of(label) or label]
+            index = np.array(label.table) if isinstance(label, Sent) else np.arange(size)
+            step = math.prod(part.size for part in parts[i + 1 :])
+            found = found + step * index.reshape([-1 if d == at else 1 for d in range(rank)])
+        if op == "iota":
+            return found
+        known = params[0] in ("int32", "bool")
+        return np.frombuffer(params[-1], params[0])[found] if known else None
     args: list[Any] = [numbers_of(arg, places, rank) for arg in arguments_of(value)]
     if not args or any(arg is None for arg in args):
         return None

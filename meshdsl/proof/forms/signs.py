@@ -7,10 +7,28 @@ from collections.abc import Collection, Iterator
 
 from meshdsl.proof.forms.sums import is_zero
 from meshdsl.proof.terms import Term
-from meshdsl.proof.values import Label, Part, Parts, Value, arguments_of, labelled, lacking
+from meshdsl.proof.values import (
+    Label,
+    Major,
+    Minor,
+    Part,
+    Parts,
+    Value,
+    arguments_of,
+    labelled,
+    lacking,
+)
 
 _ANY, _UNSIGNED, _POSITIVE = range(3)  # any number; not a negative one; a positive one
-_KEEPS = {"reduce_sum", "reduce_max", "reduce_min", "cast", "over", "mul"}  # the sign of arguments
+_KEEPS = {
+    "ordered",
+    "reduce_sum",
+    "reduce_max",
+    "reduce_min",
+    "cast",
+    "over",
+    "mul",
+}  # the sign of arguments
 
 
 def unsigned(term: Term) -> bool:
@@ -82,7 +100,7 @@ def _zeros(value: Value, lost: frozenset[Label]) -> Iterator[tuple[Value, frozen
     """What is zero wherever an unsigned value is, and the labels along all of which it is so."""
     yield value, lost
     op, args = value.term.op, arguments_of(value)
-    if op == "sum" or op == "cast":
+    if op in ("sum", "cast", "ordered"):
         for arg in args:
             yield from _zeros(arg, lost)
     elif op == "reduce_sum":
@@ -97,7 +115,7 @@ def _vanishes(value: Value, zeros: Collection[tuple[Value, frozenset[Label]]]) -
     if is_zero(value) or any(is_among(value, zero, lost) for zero, lost in zeros):
         return True
     op = value.term.op
-    if op in ("sum", "select_n", "mul", "reduce_sum", "cast", "over"):
+    if op in ("sum", "select_n", "mul", "ordered", "reduce_sum", "cast", "over"):
         args = arguments_of(value)
         each = [_vanishes(arg, zeros) for arg in (args[1:] if op == "select_n" else args)]
         return any(each) if op in ("mul", "over") else all(each)
@@ -106,6 +124,8 @@ def _vanishes(value: Value, zeros: Collection[tuple[Value, frozenset[Label]]]) -
 
 def is_among(value: Value, other: Value, lost: frozenset[Label]) -> bool:
     """Whether a value has elements of another one: at any indices along the parts `lost`."""
+    if other.term.op == "ordered" and value.term.op != "ordered":
+        return is_among(value, arguments_of(other)[0], lost)
     if value.term is not other.term:
         return False
     pairs = zip(value.parts, other.parts, strict=True)
@@ -116,6 +136,14 @@ def _within(mine: list[Part], its: Parts, lost: frozenset[Label]) -> bool:
     """Whether parts of a dim are those of another one, but for some in the place of lost ones."""
     for part in its:
         size = part.size
+        if isinstance(part.label, Major) and part.label.minor.number in lost:
+            two = [p.label for p in mine[:2]]
+            if len(two) < 2 or two[0] != Major(two[1]) or two[1][:2] != part.label.minor[:2]:
+                return False
+            del mine[:2]
+            continue
+        if isinstance(part.label, Minor) and part.label.number in lost:
+            continue
         if part.label not in lost and mine[:1] != [part]:
             return False
         while size > 1:

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from meshdsl.proof.forms.orders import of_places, of_rows
 from meshdsl.proof.terms import Term, Terms
 from meshdsl.proof.values import (
     Label,
@@ -225,6 +226,9 @@ def _inwards(
         (arg,) = arguments_of(value)
         arg = total(terms, arg, labels, sizes)
         return elementwise(terms, op, params[:-2], [arg], value.dims)
+    here, places = of_places(terms, value, labels)
+    if here is not value:
+        return _inwards(terms, here, places, {**sizes, **here.labels})
     return made(terms, "reduce_sum", (), [value], value.dims, over=labels)
 
 
@@ -239,6 +243,31 @@ def _of_reduce_sum(terms: Terms, value: Value, labels, sizes) -> Value:
     (arg,) = arguments_of(value)
     before = {label: n for label, n in arg.labels.items() if label not in value.labels}
     return total(terms, arg, {*labels, *before}, {**sizes, **before}, value.dims)
+
+
+@inwards("ordered")
+def _of_ordered(terms: Terms, value: Value, labels, sizes) -> Value | None:
+    """Where all rows are added up, their order does not matter; other sums are taken first."""
+    own = {part.label for part in value.parts[-1]}
+    rest = set(labels) - own
+    found = of_rows(value, labels)
+    if found is not None:
+        arg, part = found
+        if part.label not in arg.labels:
+            return None
+        return total(terms, arg, {*rest, part.label}, {**sizes, part.label: part.size}, value.dims)
+    if not rest:
+        return None
+    found = of_rows(value, own)
+    assert found is not None
+    arg, part = found
+    arg = total(terms, arg, rest, sizes)
+    if part.label not in arg.labels:
+        return total(terms, arg, set(labels) & own, sizes, value.dims)
+    along, new = [[(part,)]], [value.parts[-1]]
+    params = value.term.params[:-2]
+    value = made(terms, "ordered", params, [arg], value.dims, along=along, new=new)
+    return total(terms, value, set(labels) & own, sizes)
 
 
 @inwards("select_n")
@@ -322,6 +351,11 @@ def extreme(
         (arg,) = arguments_of(value)
         over |= labelled(lacking(arg, value)).keys()
         value = arg
+    value, places = of_places(terms, value, over)
+    over = set(places)
+    if (found := of_rows(value, over)) is not None:
+        value, part = found
+        over = over & value.labels.keys() | {part.label}
     value, more = unpadded(terms, value, over, EXTREMES[op](*params))
     over = {label for label in (*over, *more) if label in value.labels}
     if not over:

@@ -18,6 +18,7 @@ from meshdsl.proof.moves import moved_label
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
     Label,
+    Minor,
     Part,
     Sent,
     Value,
@@ -46,10 +47,13 @@ def _turns(terms: Terms, pairs: Pairs, value: Value, label: Sent) -> Value | Non
     """As `_all_parts`, where one of the terms is `value`, with the part that `label` says."""
     here, size = fresh(), len(label.table)
     whole = relabelled(value, {label: here})
+    if value.labels[label] != size:
+        return None
     names = {}
     for number, other in pairs:
         for its in other.labels:
-            if axis_of(its) == label.axis and alike(relabelled(other, {its: here}), whole):
+            sent = isinstance(its, (str, Sent)) and axis_of(its) == label.axis
+            if sent and alike(relabelled(other, {its: here}), whole):
                 names[its] = number, other
     own = _merged(terms, whole, {here: label.axis}) if label.axis in whole.labels else None
     for number, other in pairs:
@@ -115,7 +119,7 @@ def _on_places(terms: Terms, op: str, params: tuple, values: Sequence[Value]) ->
         return Value(terms.constant(result[0], bool if result.dtype == bool else "int32"), (), ())
     step = 0 if result.dtype == bool else int(np.gcd.reduce(result))
     if step and sorted(result // step) == list(range(size)):
-        part = Part(size, moved_label(axis, (result // step).tolist()))
+        part = Part(size, moved_label(axis, (result // step).tolist(), size))
         return linear(terms, [(step, Value(terms.iota(size), ((part,),), ()))], ())
     key = str(result.dtype), result.shape, result.tobytes()
     return Value(terms.term("array", key, shape=(size,)), ((Part(size, axis),),), ())
@@ -126,6 +130,9 @@ TOGETHER.append(_all_parts)
 
 def at_index(terms: Terms, value: Value, label: Label, index: int) -> Value | None:
     """`value` at an index of a part; None if it is not known how its operations are done there."""
+
+    if isinstance(label, Minor):
+        return None
 
     def base(v: Value) -> Value | None:
         if label not in v.labels:

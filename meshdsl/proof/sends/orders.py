@@ -1,0 +1,213 @@
+"""Rows that devices exchange so that each has pieces of the whole which are not neighbours.
+
+What a device has of such a piece is the piece of the whole that a table says for its place along
+the axis (`values.Sent`). Pieces that are put together are the whole in another order, if each is
+there once (`values.Minor`). Only numbers that are known for each place say which piece it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshdsl.proof.forms.known import numbers_along, numbers_of
+from meshdsl.proof.moves import moved_label
+from meshdsl.proof.terms import NotProved, Terms
+from meshdsl.proof.values import (
+    Label,
+    Major,
+    Minor,
+    Part,
+    Parts,
+    Sent,
+    Value,
+    aligned,
+    alike,
+    axis_of,
+    cut,
+    fresh,
+    opened,
+    own_dims,
+    relabelled,
+    size_of,
+)
+
+
+def row_of_order(x: Value, dim: int, start: int, limit: int) -> Value | None:
+    """One of the pieces of a local dim that lies in another order, if the range is that of one."""
+    first, *rest = x.dims[dim] or (Part(1, None),)
+    minor, size = first.label, size_of(rest)
+    if not isinstance(minor, Minor) or limit - start != size or start % size:
+        return None
+    table = tuple(row[start // size] for row in minor.table)
+    found = _piece(x, (Part(len(table), Major(minor)), first), minor.axis, table)
+    return found and found.at(tuple(rest) if d == dim else p for d, p in enumerate(x.dims))
+
+
+def _piece(x: Value, pair: Parts, axis: str, table: Sequence[int]) -> Value | None:
+    """`x` with the piece that a device has by a table in place of two parts."""
+    size = size_of(pair)
+    label = moved_label(axis, table, size)
+    if label in x.labels or not any(pair == p[i : i + 2] for p in x.parts for i in range(len(p))):
+        return None
+    parts = []
+    for dim in x.parts:
+        at = next((i for i in range(len(dim)) if dim[i : i + 2] == pair), None)
+        new = dim if at is None else (*dim[:at], Part(size, label), *dim[at + 2 :])
+        parts.append(new)
+    return Value(x.term, tuple(parts), x.dims)
+
+
+def _of_slice(value: Value) -> Value:
+    """A slice of what a device has of a dim, as a piece of the whole, if it is one of several."""
+    if value.term.op != "slice" or len(value.term.params[0]) != 1:
+        return value
+    (x,), ((run,),) = opened(value)
+    own, (start, limit, step) = own_dims(value, [x]), value.term.params[0][0]
+    size, count = limit - start, size_of(run)
+    if step != 1 or count % size or start % size or len(run) != 1 or len(own) > 1:
+        return value
+    for i, dim in enumerate(x.parts):
+        at = dim.index(run[0]) if run[0] in dim else 0
+        axis = axis_of(dim[at - 1].label) if at else ""
+        if not axis or isinstance(dim[at - 1].label, Major):
+            continue
+        devices, label = dim[at - 1]
+        places = label.table if isinstance(label, Sent) else range(devices)
+        table = [place * (count // size) + start // size for place in places]
+        whole = devices * count // size
+        part = Part(whole, moved_label(axis, table, whole))
+        new = (*dim[: at - 1], part, *(own[0] if own else ()), *dim[at + 1 :])
+        parts = tuple(new if j == i else p for j, p in enumerate(x.parts))
+        return Value(x.term, parts, value.dims)
+    return value
+
+
+def _on(value: Value, axis: Part, device: int) -> Value | None:
+    """What a device along an axis chooses, by its number."""
+    while value.term.op == "select_n":
+        which, *cases = opened(value)[0]
+        known = numbers_along(which, axis)
+        if known is None:
+            return None
+        value = cases[int(known[device])]
+    return _of_slice(value)
+
+
+def _tables(values: Sequence[Value], axis: str) -> tuple[Value, Sent, list[Sequence[int]]] | None:
+    """Values that are alike but for the piece that each has.
+
+    Returns:
+      The first, its label along the axis, and for each value its table.
+    """
+    here, tables, wholes, labels = fresh(), [], [], []
+    for value in values:
+        found = [label for label in value.labels if isinstance(label, Sent) and label.axis == axis]
+        if len(found) != 1:
+            return None
+        labels += found
+        tables.append(found[0].table)
+        wholes.append(relabelled(value, {found[0]: here}))
+    if not all(alike(one, wholes[0]) for one in wholes):
+        return None
+    return values[0], labels[0], tables
+
+
+def chosen(values: Sequence[Value]) -> Value | None:
+    """A `select_n` that each device decides by its number, of pieces of one whole."""
+    which, *cases = values
+    axes = [Part(size, label) for label, size in which.labels.items() if isinstance(label, str)]
+    known = numbers_along(which, axes[0]) if len(axes) == 1 else None
+    if known is None:
+        return None
+    numbered = enumerate(known)
+    each = [_on(cases[int(n)], axes[0], device) for device, n in numbered]
+    kept = [value for value in each if value is not None]
+    axis = axis_of(axes[0].label)
+    found = _tables(kept, axis) if len(kept) == len(each) else None
+    if found is None:
+        return None
+    value, label, tables = found
+    table = [row[device] for device, row in enumerate(tables)]
+    return relabelled(value, {label: moved_label(axis, table, value.labels[label])})
+
+
+def of_place(x: Value, dim: int, start: Value, size: int) -> Value | None:
+    """What a device takes of a dim that is whole, if its number says which piece that is."""
+    axes = [Part(n, label) for label, n in start.labels.items() if isinstance(label, str)]
+    known = numbers_along(start, axes[0]) if len(axes) == 1 else None
+    whole = x.shape[dim]
+    if known is None or whole % size or (known % size).any():
+        return None
+    if known.min() < 0 or known.max() > whole - size:
+        return None
+    try:
+        value, ((head, *more), rest) = cut(x, dim, [whole // size, size])
+    except NotProved:
+        return None
+    label = moved_label(axis_of(axes[0].label), (known // size).tolist(), whole // size)
+    if more or not isinstance(head.label, int) or label in value.labels:
+        return None
+    value = value.at(rest if d == dim else parts for d, parts in enumerate(value.dims))
+    return relabelled(value, {head.label: label})
+
+
+def _counted(terms: Terms, value: Value, dim: int, pieces: int) -> Value:
+    """What counts the rows of a piece, as that piece of all numbers."""
+    run = value.dims[dim]
+    axes = [label for label in value.labels if axis_of(label)]
+    axis = axis_of(axes[0]) if axes else ""
+    if len(run) != 1 or not isinstance(run[0].label, int) or {*map(axis_of, axes)} != {axis}:
+        return value
+    size, label = run[0]
+    found = numbers_of(value, {axis: 0, label: 1}, 2) if axis else None
+    if found is None or found.shape[1] != size:
+        return value
+    first, total = found[:, :1], pieces * len(found)
+    right = (found == first + np.arange(size)).all() and not (first % size).any()
+    if not right or first.min() < 0 or first.max() >= total * size:
+        return value
+    part = Part(total, moved_label(axis, (first // size).ravel().tolist(), total))
+    return Value(terms.iota(total * size), ((part, run[0]),), value.dims)
+
+
+def put_together(terms: Terms, values: Sequence[Value], dim: int, *, counts: bool) -> Value | None:
+    """Pieces one after the other along a local dim, as the whole in another order.
+
+    Args:
+      counts: whether they are integers of 32 bits.
+    """
+    if len({value.shape for value in values}) != 1:
+        return None
+    if counts:
+        values = [_counted(terms, value, dim, len(values)) for value in values]
+    try:
+        ranks = range(len(values[0].dims))
+        values = aligned([_of_slice(value) for value in values], [[d] * len(values) for d in ranks])
+    except NotProved:
+        return None
+    axes = {label.axis for label in values[0].labels if isinstance(label, Sent)}
+    for axis in sorted(axes):
+        found = _tables(values, axis)
+        if found is not None and (one := _in_order(*found, dim)) is not None:
+            return one
+    return None
+
+
+def _in_order(value: Value, label: Sent, tables: Sequence[Sequence[int]], dim: int) -> Value | None:
+    rows = tuple(zip(*tables, strict=True))
+    size, run = value.labels[label], value.dims[dim]
+    if sorted(i for row in rows for i in row) != list(range(size)) or len(tables) < 2:
+        return None
+    minor: Label = Minor(label.axis, rows, fresh())
+    major: Label = Major(minor)
+    if [i for row in rows for i in row] == list(range(size)):
+        major, minor = label.axis, fresh()
+    if major in value.labels:
+        return None
+    pair = Part(len(rows), major), Part(len(tables), minor)
+    each = lambda p: pair if p.label == label else (p,)
+    parts = tuple(tuple(q for p in d for q in each(p)) for d in value.parts)
+    dims = [(pair[1], *run) if d == dim else p for d, p in enumerate(value.dims)]
+    return Value(value.term, parts, ()).at(dims)

@@ -1,0 +1,171 @@
+"""Rows in another order: sums and maxima over all of them, and programs in which that is wrong."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import meshdsl as md
+from meshdsl.proof.simulated import evaluated
+from tests.proof.common import proof as proof_of_step
+from tests.proof.test_programs import mapped, proof
+
+N = {"a": 2}
+Q = K = V = jnp.ones((8, 4))
+
+
+def over(x):
+    return lax.ppermute(x, "a", [(0, 1), (1, 0)])
+
+
+def zigzag(x, send=over, late=lambda first, a, got: jnp.where(first, got, a)):
+    """The pieces 0 and 3 on the first of two devices, and 1 and 2 on the second one."""
+    a, b = jnp.split(x, 2)
+    got, first = send(b), lax.axis_index("a") == 0
+    return jnp.concatenate([jnp.where(first, a, got), late(first, a, got)])
+
+
+def back(x):
+    a, b = jnp.split(x, 2)
+    first = lax.axis_index("a") == 0
+    got = over(jnp.where(first, b, a))
+    return jnp.concatenate([jnp.where(first, a, b), got])
+
+
+def places(device, late=3):
+    return jnp.concatenate([2 * device + jnp.arange(2), 2 * (late - device) + jnp.arange(2)])
+
+
+def one(q, k, v):
+    rows = jnp.arange(8)
+    return jnp.where(rows[None] <= rows[:, None], jnp.exp(q @ k.T), 0) @ v
+
+
+def attention(q, k, v, turns=2, other=lambda d: 1 - d, late=3):
+    q, k, v = map(zigzag, (q, k, v))
+    device, found = lax.axis_index("a"), 0 * q
+    for turn in range(turns):
+        there = places(other(device) if turn else device, late)
+        mask = there[None] <= places(device)[:, None]
+        found += jnp.where(mask, jnp.exp(q @ k.T), 0) @ v
+        k, v = over(k), over(v)
+    return found
+
+
+def ring(fn, out=P()):
+    return mapped(fn, (P("a"), P("a"), P("a")), out, N)
+
+
+def added(fn):
+    return ring(lambda q, k, v: lax.psum(fn(q, k, v).sum(0), "a"))
+
+
+def table(k, place=lambda device: device):
+    """Rows of what is whole on each device."""
+    at = place(lax.axis_index("a"))
+    return jnp.concatenate([lax.dynamic_slice_in_dim(k, 2 * i, 2) for i in (at, 3 - at)])
+
+
+ADDED = lambda fn: lambda q, k, v: fn(q, k, v).sum(0)
+SINES = ADDED(lambda q, k, v: jnp.sin(q) * k)
+RIGHT = {
+    "a sum": (SINES, added(lambda q, k, v: jnp.sin(zigzag(q)) * zigzag(k))),
+    "a maximum": (
+        lambda q, k, v: (q * k).max(0),
+        ring(lambda q, k, v: lax.pmax((zigzag(q) * zigzag(k)).max(0), "a")),
+    ),
+    "keys that go round": (ADDED(one), added(attention)),
+}
+WRONG = {
+    "rows in two orders": (SINES, added(lambda q, k, v: jnp.sin(zigzag(q)) * k)),
+    "nothing is exchanged": (SINES, added(lambda q, k, v: jnp.sin(zigzag(q, lambda x: x)) * k)),
+    "a piece twice": (
+        SINES,
+        added(lambda q, k, v: jnp.sin(zigzag(q, late=lambda f, a, got: got)) * zigzag(k)),
+    ),
+    "a sum that is not taken": (
+        SINES,
+        mapped(
+            lambda q, k, v: (jnp.sin(zigzag(q)) * zigzag(k)).sum(0, keepdims=True),
+            (P("a"),) * 3,
+            P("a"),
+            N,
+        ),
+    ),
+    "an order that is left": (lambda q, k, v: q, ring(lambda q, k, v: zigzag(q), P("a"))),
+    "sums from the first row on": (
+        ADDED(lambda q, k, v: jnp.cumsum(q, 0)),
+        added(lambda q, k, v: jnp.cumsum(zigzag(q), 0)),
+    ),
+    "a weight for each piece": (
+        SINES,
+        added(lambda q, k, v: jnp.sin(zigzag(q)) * zigzag(k) * (1 + lax.axis_index("a"))),
+    ),
+    "one turn too few": (ADDED(one), added(lambda *x: attention(*x, turns=1))),
+    "one turn too many": (ADDED(one), added(lambda *x: attention(*x, turns=3))),
+    "places of other keys": (ADDED(one), added(lambda *x: attention(*x, other=lambda d: d))),
+    "places of the other half": (ADDED(one), added(lambda *x: attention(*x, late=2))),
+    "squares of what a device has": (
+        lambda q, k, v: q.sum(0) ** 2,
+        ring(lambda q, k, v: lax.psum(zigzag(q).sum(0) ** 2, "a")),
+    ),
+    "a round for each row": (
+        ADDED(lambda q, k, v: q * jnp.arange(8.0)[:, None]),
+        added(lambda q, k, v: lax.scan(lambda i, x: (i + 1, x * i), 0.0 * q[0, 0], zigzag(q))[1]),
+    ),
+}
+
+
+def computes_the_same(one, many):
+    random = np.random.default_rng(0)
+    args = [jnp.asarray(random.normal(size=(8, 4)), jnp.float32) for _ in range(3)]
+    (expected,), (found,) = (evaluated(jax.make_jaxpr(fn)(*args), args) for fn in (one, many))
+    return expected.shape == found.shape and np.allclose(expected, found, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_the_order_of_rows_that_are_added_up_does_not_matter(name):
+    assert proof(*RIGHT[name], Q, K, V).proved
+    assert computes_the_same(*RIGHT[name])
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_other_programs_with_rows_in_another_order_are_not_proved(name):
+    assert not proof(*WRONG[name], Q, K, V).proved
+    assert not computes_the_same(*WRONG[name])
+
+
+def test_rows_that_are_put_back_are_what_they_were():
+    there_and_back = ring(lambda q, k, v: back(jnp.sin(zigzag(q))), P("a"))
+    assert proof(lambda q, k, v: jnp.sin(q), there_and_back, Q, K, V).proved
+
+
+def test_a_table_of_rows_in_another_order_is_that_of_all_rows():
+    fn = mapped(lambda q, k: lax.psum((zigzag(q) * table(k)).sum(0), "a"), (P("a"), P()), P(), N)
+    assert proof(lambda q, k: (q * k).sum(0), fn, Q, K).proved
+    other = lambda k: table(k, lambda device: 1 - device)
+    fn = mapped(lambda q, k: lax.psum((zigzag(q) * other(k)).sum(0), "a"), (P("a"), P()), P(), N)
+    assert not proof(lambda q, k: (q * k).sum(0), fn, Q, K).proved
+
+
+def in_zigzag(count):
+    order = {"order": "zigzag"}
+    rules = [
+        "batch -> data",
+        {"rule": "length -> context", **order},
+        {"rule": "queries? -> context", **order},
+        {"rule": "memory? -> context", **order, "move": "ring"},
+    ]
+    return md.Layout(rules, ["d_model -> data, context"], mesh={"data": 2, "context": count})
+
+
+def test_a_step_whose_rows_lie_in_zigzag_order_is_proved():
+    assert proof_of_step(in_zigzag(2), "model.length=16", "model.layers=1").proved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [(), ("model.window=4",)])
+def test_a_step_over_more_devices_in_zigzag_order_is_proved(settings):
+    assert proof_of_step(in_zigzag(4), "model.length=32", *settings).proved
