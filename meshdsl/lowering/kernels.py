@@ -39,6 +39,8 @@ class Product(NamedTuple):
       uneven: whether some devices compute more than others, so that `flops` is their mean.
       grouped: of products of groups of rows, the FLOPs that the kernel computes, which multiplies
         some rows for two groups; 0 for other products.
+      contract: which of the products of groups of rows it is, in the words of
+        `meshdsl.proof.sorting`; empty for other products.
     """
 
     batch: int
@@ -49,6 +51,7 @@ class Product(NamedTuple):
     dtype: str
     uneven: bool = False
     grouped: int = 0
+    contract: str = ""
 
 
 Products = tuple[Product, ...]

@@ -90,14 +90,6 @@ def anything(walk: Walk, eqn, *values: Value) -> list[Value]:
     ]
 
 
-@lemma("sort")
-def _sort(walk: Walk, eqn, *values: Value) -> list[Value]:
-    p, shape = eqn.params, values[0].shape
-    params = p["is_stable"], p["num_keys"], *integer_dtypes(eqn)
-    count = range(len(values))
-    return [alike(walk, "sort", (*params, i), values, [p["dimension"]], shape) for i in count]
-
-
 @lemma("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 def _cumulative(walk: Walk, eqn, x: Value) -> list[Value]:
     p = eqn.params
