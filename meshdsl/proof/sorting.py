@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from meshdsl.proof.along import alike, anything
-from meshdsl.proof.forms import sorted_rows
+from meshdsl.proof.forms import groups, sorted_rows
 from meshdsl.proof.forms.sums import elementwise, summed_over
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.terms import NotProved
@@ -79,28 +79,29 @@ def _products_of_groups(walk: Walk, eqn, *values: Value) -> list[Value]:
         raise NotProved("rows are multiplied in groups that are not known to be theirs")
     inner, order = found
     rows = [v.at([one.dims[0], *old.dims[1:]]) for one, old, v in zip(inner, given, inner)]
-    count = starts.shape[0] - 1
     _check_starts(walk, order, starts)
-    groups = (Part(count, fresh()),) if count > 1 else ()
-    number = Value(terms.iota(count), (groups,) if groups else (), ())
-    mask = sorted_rows.is_of(terms, order.key, number, order.dtype).at([*order.key.dims, groups])
+    count = starts.shape[0] - 1
+    of = (Part(count, fresh()),) if count > 1 else ()
+    mask = groups.one_hot(terms, order.key, of, order.dtype).at([*order.key.dims, of])
     if contract == "outer":
-        a, b = rows
-        mask, a, b = aligned([mask, a, b], [[0, 0, 0]])
-        both = joined(v.dims[0] for v in (mask, a, b))
-        dims = [both, mask.dims[1], *a.dims[1:], *b.dims[1:]]
+        mask, a, b = aligned([mask, *rows], [[0, 0, 0]])
+        a, b = (groups.of_group(terms, v, mask) for v in (a, b))
+        run = joined(v.dims[0] for v in (mask, a, b))
+        dims = [mask.dims[1], *a.dims[1:], *b.dims[1:]]
         each = elementwise(terms, "mul", (), [elementwise(terms, "mul", (), [mask, a], ()), b], ())
-        return [summed_over(terms, each.at(dims), both, dims[1:])]
+        return [summed_over(terms, each, run, dims)]
     inside, out = (2, 1) if contract == "transposed" else (1, 2)
-    (a,) = rows
-    mask, a, key, w = aligned(
-        [mask, a, order.key, other], [[0, 0, 0, None], [1, None, None, 0], [None, 1, None, inside]]
-    )
+    links = [[0, 0, 0, None], [1, None, None, 0], [None, 1, None, inside]]
+    mask, a, key, w = aligned([mask, *rows, order.key, other], links)
+    a = groups.of_group(terms, a, mask)
+    product = elementwise(terms, "mul", (), [a, w], ())
+    contracted = joined([a.dims[1], w.dims[inside]])
+    of = joined([mask.dims[1], w.dims[0]])
     run = joined(v.dims[0] for v in (mask, a, key))
-    summed = [*joined([mask.dims[1], w.dims[0]]), *joined([a.dims[1], w.dims[inside]])]
-    each = elementwise(terms, "mul", (), [elementwise(terms, "mul", (), [mask, a], ()), w], ())
-    product = summed_over(terms, each, summed, [run, w.dims[out]])
-    result = sorted_rows.in_order(terms, product, order._replace(key=key.at([run])))
+    each = summed_over(terms, product, contracted, ())
+    each = elementwise(terms, "mul", (), [mask, each], ())
+    found = summed_over(terms, each, of, [run, w.dims[out]])
+    result = sorted_rows.in_order(terms, found, order._replace(key=key.at([run])))
     return [result.at([order.new, w.dims[out]])]
 
 

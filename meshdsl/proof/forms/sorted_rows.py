@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from meshdsl.proof.elements import together
-from meshdsl.proof.forms.lookups import in_range, same_number
+from meshdsl.proof.forms.lookups import in_range
 from meshdsl.proof.forms.sums import (
     TOGETHER,
     Pairs,
@@ -296,7 +296,7 @@ def first_ranks(terms: Terms, x: Value, dim: int, limit: int) -> Value | None:
     return linear(terms, [(1, number), (1, less)], [new])
 
 
-# -- groups of rows --------------------------------------------------------------------------------
+# -- keys ------------------------------------------------------------------------------------------
 
 
 def count_below(terms: Terms, key: Value, number: Value, dtype: str) -> Value:
@@ -304,16 +304,6 @@ def count_below(terms: Terms, key: Value, number: Value, dtype: str) -> Value:
     less = elementwise(terms, "lt", (dtype,), [key, number], ())
     each = elementwise(terms, "convert_element_type", ("bool", "int32"), [less], ())
     return summed_over(terms, each, key.dims[0], ())
-
-
-def is_of(terms: Terms, key: Value, number: Value, dtype: str) -> Value:
-    """For each key and each number, which counts from 0, 1 if they are equal and else 0."""
-    found = _within(key)
-    if found is not None and found.size >= number.term.shape[0] <= found.other:
-        key = found.number
-    same = same_number(terms, (dtype,), [key, number])
-    same = same or elementwise(terms, "eq", (dtype,), [key, number], ())
-    return elementwise(terms, "convert_element_type", ("bool", "float32"), [same], ())
 
 
 class Within(NamedTuple):
@@ -324,7 +314,7 @@ class Within(NamedTuple):
     other: int
 
 
-def _within(value: Value) -> Within | None:
+def within(value: Value) -> Within | None:
     if value.term.op != "select_n" or len(value.term.args) != 3:
         return None
     which, other, number = arguments_of(value)
@@ -336,7 +326,7 @@ def _within(value: Value) -> Within | None:
 
 def none_negative(key: Value) -> bool:
     """Whether all keys are sure to be 0 or more."""
-    found = _within(key)
+    found = within(key)
     return key.term.op == "iota" or (found is not None and found.other >= 0)
 
 
@@ -360,7 +350,7 @@ def _less(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> Valu
     number, bounds = y.term.params[1], _bounds(x)
     if bounds is not None and (bounds[1] < number or bounds[0] >= number):
         return Value(terms.constant(bounds[1] < number, bool), (), ())
-    found = _within(x)
+    found = within(x)
     if found is not None and found.size == number <= found.other:
         return arguments_of(x)[0]
     if x.term.op == "select_n" and len(x.term.args) == 3:
