@@ -26,10 +26,11 @@ from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import Part, Value, aligned, fresh, joined
 from meshdsl.proof.values import alike as same
 
+# Each contract in words.
 CONTRACTS = {
     "rows": "multiplies each row with the matrix of its group",
     "transposed": "multiplies each row with the transposed matrix of its group",
-    "outer": "adds up for each group the products of its rows with others",
+    "outer": "adds up the products of each group's rows with other rows",
 }
 
 
@@ -58,7 +59,9 @@ def _scatter(walk: Walk, eqn, x: Value, at: Value, updates: Value) -> Sequence[V
 
 def contract_of(eqn) -> str:
     """What the products of an equation compute, one of `CONTRACTS`; empty if it says nothing."""
-    said = [getattr(product, "contract", "") for product in eqn.params.get("products") or ()]
+    if eqn.primitive.name != "local_kernel":
+        return ""
+    said = [getattr(product, "contract", "") for product in eqn.params["products"] or ()]
     return said[0] if len(said) == 1 and said[0] in CONTRACTS else ""
 
 
@@ -71,14 +74,7 @@ def _products_of_groups(walk: Walk, eqn, *values: Value) -> list[Value]:
         raise NotProved("there is no lemma for `local_kernel`")
     x, other, starts = values
     x, other = aligned([x, other], [[0, 0]]) if contract == "outer" else (x, other)
-    given = [x, other] if contract == "outer" else [x]
-    found = None
-    if any(value.term.op == "sorted" for value in given):
-        found = sorted_rows.as_they_were(given)
-    if found is None or any(found[1].new != v.dims[0] for v in given if v.dims[0] in v.parts):
-        raise NotProved("rows are multiplied in groups that are not known to be theirs")
-    inner, order = found
-    rows = [v.at([one.dims[0], *old.dims[1:]]) for one, old, v in zip(inner, given, inner)]
+    rows, order = _as_they_were([x, other] if contract == "outer" else [x])
     _check_starts(walk, order, starts)
     count = starts.shape[0] - 1
     of = (Part(count, fresh()),) if count > 1 else ()
@@ -101,8 +97,26 @@ def _products_of_groups(walk: Walk, eqn, *values: Value) -> list[Value]:
     each = summed_over(terms, product, contracted, ())
     each = elementwise(terms, "mul", (), [mask, each], ())
     found = summed_over(terms, each, of, [run, w.dims[out]])
-    result = sorted_rows.in_order(terms, found, order._replace(key=key.at([run])))
+    result = sorted_rows.in_order(terms, found, order._replace(key=key, rows=run))
     return [result.at([order.new, w.dims[out]])]
+
+
+def _as_they_were(values: Sequence[Value]) -> tuple[list[Value], sorted_rows.Order]:
+    """Rows along the first dim of values, without the order that they are in; and that order.
+
+    Raises:
+      NotProved: they are in no order that is known.
+    """
+    found = None
+    if any(value.term.op == "sorted" for value in values):
+        found = sorted_rows.as_they_were(values)
+    if found is not None:
+        inner, order = found
+        free = lambda value: value.labels.keys().isdisjoint(p.label for p in value.dims[0])
+        if all(value.dims[0] == order.new or free(value) for value in values):
+            pairs = zip(inner, values, strict=True)
+            return [one.at([one.dims[0], *old.dims[1:]]) for one, old in pairs], order
+    raise NotProved("rows are multiplied in groups that are not known to be theirs")
 
 
 def _check_starts(walk: Walk, order: sorted_rows.Order, starts: Value) -> None:

@@ -57,24 +57,23 @@ class Order(NamedTuple):
 
     Attributes:
       key: what they are sorted by; its one local dim has the rows.
+      rows: the parts of the rows as they were. The key may lack some, along which it is the same.
       dtype: of the key, on which it depends which of two is smaller.
       new: the dim of the rows in that order.
     """
 
     key: Value
+    rows: Parts
     dtype: str
     new: Parts
 
 
 def in_order(terms: Terms, x: Value, order: Order) -> Value:
-    """`x`, whose first local dim are the rows, in an order; without local dims.
-
-    The parts of the rows have the same labels in `x` and in the key.
-    """
-    if x.labels.keys().isdisjoint(labelled(x.dims[0])):
+    """`x` in an order of its rows, whose parts have the labels of the order; without local dims."""
+    if x.labels.keys().isdisjoint(labelled(order.rows)):
         return Value(x.term, x.parts, ())
-    along = [[x.dims[0]], [order.key.dims[0]]]
-    values = [x, order.key]
+    values = [value.at([order.rows]) for value in (x, order.key)]
+    along = [[*value.dims] for value in values]
     return made(terms, "sorted", (order.dtype,), values, (), along=along, new=[order.new])
 
 
@@ -107,7 +106,7 @@ def as_they_were(values: Sequence[Value]) -> tuple[list[Value], Order] | None:
     inner = [
         (next(found) if known else v).at([run]) for v, known in zip(values, ordered, strict=True)
     ]
-    return inner, Order(keys[0].at([run]), dtype, new)
+    return inner, Order(keys[0].at([run]), run, dtype, new)
 
 
 # -- the order goes outwards -----------------------------------------------------------------------
@@ -121,7 +120,7 @@ def each_in_order(terms: Terms, op: str, params: tuple, values: Sequence[Value])
         return None
     inner, order = found
     result = elementwise(terms, op, params, inner, ())
-    return in_order(terms, result.at(order.key.dims), order)
+    return in_order(terms, result, order)
 
 
 def _sum_in_order(terms: Terms, pairs: Pairs) -> Value | None:
@@ -133,7 +132,7 @@ def _sum_in_order(terms: Terms, pairs: Pairs) -> Value | None:
     inner, order = found
     numbers = [number for number, _ in pairs]
     result = linear(terms, zip(numbers, inner, strict=True), ())
-    return in_order(terms, result.at(order.key.dims), order)
+    return in_order(terms, result, order)
 
 
 TOGETHER.append(_sum_in_order)
@@ -179,8 +178,8 @@ def sorts(terms: Terms, values: Sequence[Value], dtype: str) -> list[Value] | No
         found = [put_back(terms, value, key) for value in values]
         known = [value for value in found if value is not None]
         return known if len(known) == len(found) else None
-    order = Order(key.at([run]), dtype, (Part(size_of(run), fresh()),))
-    return [in_order(terms, value.at([run]), order).at([order.new]) for value in values]
+    order = Order(key.at([run]), run, dtype, (Part(size_of(run), fresh()),))
+    return [in_order(terms, value, order).at([order.new]) for value in values]
 
 
 def put_back(terms: Terms, x: Value, at: Value) -> Value | None:
@@ -196,12 +195,11 @@ def put_back(terms: Terms, x: Value, at: Value) -> Value | None:
     known = as_they_were([at])
     assert known is not None
     (numbers,), order = known
-    run = order.key.dims[0]
-    if not counts(numbers, run):
+    if not counts(numbers, order.rows):
         return None
     if counts(x, at.dims[0]):
-        new = (Part(size_of(run), fresh()),)
-        return made(terms, "rank", (order.dtype,), [order.key], [new], along=[[run]], new=[new])
+        new, along = (Part(size_of(order.rows), fresh()),), [[*order.key.dims]]
+        return made(terms, "rank", (order.dtype,), [order.key], [new], along=along, new=[new])
     if x.labels.keys().isdisjoint(labelled(at.dims[0])):
         return x
     found = as_they_were([at, x])
@@ -222,7 +220,7 @@ def rows_at(
     (rows, *features), op, args = x.dims, at.term.op, arguments_of(at)
     if op == "iota" and at.term.shape == (size_of(rows),):
         return _placed(x, at)
-    if op == "rank":
+    if op == "rank" and at.term.shape[-1] == size_of(rows):
         return _in_places(x, at)
     if op == "select_n" and len(args) == 3:
         which, *cases = args
@@ -245,8 +243,7 @@ def rows_at(
             return None
         one, key = aligned([one, order.key], [[0, 0]])
         run = joined([one.dims[0], key.dims[0]])
-        one, key = one.at([run, *one.dims[1:]]), key.at([run])
-        found = in_order(terms, one, order._replace(key=key))
+        found = in_order(terms, one, order._replace(key=key, rows=run))
         return found.at([*at.dims, *one.dims[1:]])
     return None
 
@@ -282,7 +279,7 @@ def first_ranks(terms: Terms, x: Value, dim: int, limit: int) -> Value | None:
 
     The number j is behind the j numbers that are less, and behind the other keys that are.
     """
-    if x.parts[-1] != x.dims[dim]:
+    if x.parts[-1] != x.dims[dim] or len(x.dims) > 1:
         return None
     (key,), ((run,),) = opened(x)
     if key.term.op != "concatenate" or len(key.term.args) != 2 or key.parts[-1] != run:
