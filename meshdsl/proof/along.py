@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from meshdsl.proof.forms.rounds import at_variables
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import (
@@ -114,6 +115,7 @@ def _reduced(walk: Walk, eqn, x: Value) -> list[Value]:
 
 @lemma("top_k")
 def _top_k(walk: Walk, eqn, x: Value) -> list[Value]:
+    x = at_variables(walk.terms, x)
     params, at = (eqn.params["k"], *integer_dtypes(eqn)), eqn.params["axis"]
     shape = eqn.outvars[0].aval.shape
     return [alike(walk, "top_k", (*params, i), [x], [at], shape) for i in range(2)]

@@ -276,6 +276,11 @@ def _scatter_add(walk: Walk, eqn, x: Value, at: Value, updates: Value) -> list[V
     links = list(enumerate(scattered))
     at, updates = aligned([at, updates], links)
     both = [joined([at.dims[i], updates.dims[u]]) for i, u in links]
+    if len(links) == 1 and not batch:  # a sum over all of them has no order
+        rows = sorted_rows.without_order([at, updates], both[0])
+        if rows is not None:
+            at, updates = rows
+            both = [joined([at.dims[0], updates.dims[scattered[0]]])]
     of = lambda d: both[batch[d]] if d in batch else updates.dims[of_window[d]]
     dims: list[Parts | None] = [None if d in along else of(d) for d in ranks]
     mode, partial = _mode(eqn), [d for d in window if not whole(d)]

@@ -109,6 +109,25 @@ def as_they_were(values: Sequence[Value]) -> tuple[list[Value], Order] | None:
     return inner, Order(keys[0].at([run]), run, dtype, new)
 
 
+def without_order(values: Sequence[Value], rows: Parts) -> list[Value] | None:
+    """Values whose rows are a local dim of each, as they were before these were put in one order.
+
+    None: they are in no order, or in several.
+
+    Args:
+      rows: the parts of that dim, in order.
+    """
+    if not any(value.term.op == "sorted" for value in values):
+        return None
+    found = as_they_were(values)
+    if found is None or found[1].new != rows:
+        return None
+    pairs = zip(found[0], values, strict=True)
+    return [
+        one.at(one.dims[0] if parts == rows else parts for parts in old.dims) for one, old in pairs
+    ]
+
+
 # -- the order goes outwards -----------------------------------------------------------------------
 
 
