@@ -68,37 +68,68 @@ def contract_of(eqn) -> str:
 @lemma("local_kernel")
 def _products_of_groups(walk: Walk, eqn, *values: Value) -> list[Value]:
     """A sum over groups of products, each times 1 for the rows of the group and 0 for others."""
-    terms, contract = walk.terms, contract_of(eqn)
+    contract, ranks = contract_of(eqn), [len(value.shape) for value in values]
     floats = all(jnp.issubdtype(atom.aval.dtype, jnp.floating) for atom in eqn.invars[:2])
-    if not contract or len(values) != 3 or not floats:
+    if not contract or ranks != [2, 2 if contract == "outer" else 3, 1] or not floats:
         raise NotProved("there is no lemma for `local_kernel`")
     x, other, starts = values
-    x, other = aligned([x, other], [[0, 0]]) if contract == "outer" else (x, other)
-    rows, order = _as_they_were([x, other] if contract == "outer" else [x])
-    _check_starts(walk, order, starts)
-    count = starts.shape[0] - 1
-    of = (Part(count, fresh()),) if count > 1 else ()
-    mask = groups.one_hot(terms, order.key, of, order.dtype).at([*order.key.dims, of])
     if contract == "outer":
-        mask, a, b = aligned([mask, *rows], [[0, 0, 0]])
-        a, b = (groups.of_group(terms, v, mask) for v in (a, b))
-        run = joined(v.dims[0] for v in (mask, a, b))
-        dims = [mask.dims[1], *a.dims[1:], *b.dims[1:]]
-        each = elementwise(terms, "mul", (), [elementwise(terms, "mul", (), [mask, a], ()), b], ())
-        return [summed_over(terms, each, run, dims)]
-    inside, out = (2, 1) if contract == "transposed" else (1, 2)
+        found = _outer(walk, x, other, starts)
+    else:
+        found = _of_rows(walk, x, other, starts, 2 if contract == "transposed" else 1)
+    if [found.shape] != [var.aval.shape for var in eqn.outvars]:
+        raise NotProved("products of groups have another shape than their contract says")
+    return [found]
+
+
+def _outer(walk: Walk, a: Value, b: Value, starts: Value) -> Value:
+    """For each group the sum over its rows of their products."""
+    terms = walk.terms
+    rows, order = _as_they_were(aligned([a, b], [[0, 0]]))
+    mask, a, b = aligned([_one_hot(walk, order, starts), *rows], [[0, 0, 0]])
+    a, b = (groups.of_group(terms, value, mask) for value in (a, b))
+    run = joined(value.dims[0] for value in (mask, a, b))
+    each = elementwise(terms, "mul", (), [elementwise(terms, "mul", (), [mask, a], ()), b], ())
+    return summed_over(terms, each, run, [mask.dims[1], a.dims[1], b.dims[1]])
+
+
+def _of_rows(walk: Walk, x: Value, weight: Value, starts: Value, inside: int) -> Value:
+    """For each row the product with the matrix of its group.
+
+    Args:
+      inside: the dim of the matrices that is that of the rows.
+    """
+    terms, out = walk.terms, 3 - inside
+    (x,), order = _as_they_were([x])
     links = [[0, 0, 0, None], [1, None, None, 0], [None, 1, None, inside]]
-    mask, a, key, w = aligned([mask, *rows, order.key, other], links)
-    a = groups.of_group(terms, a, mask)
-    product = elementwise(terms, "mul", (), [a, w], ())
-    contracted = joined([a.dims[1], w.dims[inside]])
-    of = joined([mask.dims[1], w.dims[0]])
-    run = joined(v.dims[0] for v in (mask, a, key))
+    given = [_one_hot(walk, order, starts), x, order.key, weight]
+    mask, x, key, weight = aligned(given, links)
+    x = groups.of_group(terms, x, mask)
+    contracted = joined([x.dims[1], weight.dims[inside]])
+    product = elementwise(terms, "mul", (), [x, weight], ())
     each = summed_over(terms, product, contracted, ())
     each = elementwise(terms, "mul", (), [mask, each], ())
-    found = summed_over(terms, each, of, [run, w.dims[out]])
-    result = sorted_rows.in_order(terms, found, order._replace(key=key, rows=run))
-    return [result.at([order.new, w.dims[out]])]
+    of = joined([mask.dims[1], weight.dims[0]])
+    found = summed_over(terms, each, of, [mask.dims[0], weight.dims[out]])
+    order = order._replace(key=key, rows=joined(value.dims[0] for value in (mask, x, key)))
+    return sorted_rows.in_order(terms, found, order).at([order.new, weight.dims[out]])
+
+
+def _one_hot(walk: Walk, order: sorted_rows.Order, starts: Value) -> Value:
+    """For each row, as they were, and for each group 1 if it is that of the row and else 0.
+
+    Raises:
+      NotProved: groups do not begin where the rows do whose key is their number.
+    """
+    new = (Part(starts.shape[0], fresh()),)
+    number = Value(walk.terms.iota(starts.shape[0]), (new,), ())
+    below = sorted_rows.count_below(walk.terms, order.key, number, order.dtype).at([new])
+    below, starts = aligned([below, starts], [[0, 0]])
+    if not same(below, starts) or not sorted_rows.none_negative(order.key):
+        raise NotProved("groups of rows do not begin where those with their key do")
+    count = starts.shape[0] - 1
+    of = (Part(count, fresh()),) if count > 1 else ()
+    return groups.one_hot(walk.terms, order.key, of, order.dtype).at([*order.key.dims, of])
 
 
 def _as_they_were(values: Sequence[Value]) -> tuple[list[Value], sorted_rows.Order]:
@@ -117,13 +148,3 @@ def _as_they_were(values: Sequence[Value]) -> tuple[list[Value], sorted_rows.Ord
             pairs = zip(inner, values, strict=True)
             return [one.at([one.dims[0], *old.dims[1:]]) for one, old in pairs], order
     raise NotProved("rows are multiplied in groups that are not known to be theirs")
-
-
-def _check_starts(walk: Walk, order: sorted_rows.Order, starts: Value) -> None:
-    """Raise NotProved unless groups begin where the rows with their number as a key do."""
-    new = (Part(starts.shape[0], fresh()),)
-    number = Value(walk.terms.iota(starts.shape[0]), (new,), ())
-    below = sorted_rows.count_below(walk.terms, order.key, number, order.dtype).at([new])
-    below, starts = aligned([below, starts], [[0, 0]])
-    if not same(below, starts) or not sorted_rows.none_negative(order.key):
-        raise NotProved("groups of rows do not begin where those with their key do")

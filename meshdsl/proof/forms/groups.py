@@ -24,7 +24,7 @@ from meshdsl.proof.forms.assumed import again, given
 from meshdsl.proof.forms.lookups import in_range, same_number
 from meshdsl.proof.forms.products import Product, factors, product
 from meshdsl.proof.forms.sorted_rows import within
-from meshdsl.proof.forms.sums import FORMS, elementwise, is_zero, total
+from meshdsl.proof.forms.sums import FORMS, elementwise, form, is_zero, total
 from meshdsl.proof.terms import Term, Terms
 from meshdsl.proof.values import (
     Label,
@@ -168,6 +168,16 @@ def summed_over_groups(terms: Terms, mask: Value, each: Value, groups: Parts) ->
     """The sum over groups of what is multiplied by `one_hot`."""
     sizes = labelled(groups)
     return total(terms, elementwise(terms, "mul", (), [mask, each], ()), sizes, sizes, ())
+
+
+@form("cast")
+def _cast(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> Value | None:
+    """A sum over groups in another dtype: only one of what it adds up is not zero."""
+    sums = grouped(values[0])
+    if sums is None:
+        return None
+    each = elementwise(terms, op, params, [sums.each], ())
+    return summed_over_groups(terms, sums.mask, each, sums.groups)
 
 
 def _select(terms: Terms, op: str, params: tuple, values: Sequence[Value]) -> Value | None:

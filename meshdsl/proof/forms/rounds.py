@@ -12,13 +12,15 @@ found by, `all` goes inwards.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from meshdsl.proof.forms.assumed import again
 from meshdsl.proof.terms import Term, Terms
 from meshdsl.proof.values import Value, made, opened, own_dims, whole
 
 # What is chosen by data, and what depends on that, contains one of these.
 _CHOSEN = {"one_hot", "rank", "sorted", "top_k"}
-_OF_SOME = {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or"}
+_OF_SOME = {"reduce_sum", "reduce_max", "reduce_min"}
 
 
 def _contains(terms: Terms, term: Term, name: str, ops: frozenset[str]) -> bool:
@@ -60,32 +62,35 @@ def _moved(terms: Terms, value: Value, name: str, beside: tuple[Term, ...]) -> V
       beside: the definitions of an `all` around it; none, if there is none.
     """
     term = value.term
-    known = {of: each for each in beside for of in each.args[0].free}
-    mine = term.free & known.keys()
+    mine = term.free & _defined(beside).keys()
     if term.op == "all" and not mine:
-        return _kept(terms, _inside(value), name, term.args[1:])
+        bound = frozenset[Hashable]().union(*(arg.free for arg in term.args)) - term.free
+        if not bound <= _defined(term.args[1:]).keys():
+            return value
+        return _kept(terms, opened(value)[0][0], name, term.args[1:])
     if not mine and not _contains(terms, term, "has all", frozenset({"all"})):
         return value
     if term.op == "variable" or None in term.views or not term.args:
         return _closed(terms, value, beside) if mine else value
     args, along = opened(value)
     new = [_kept(terms, arg, name, beside) for arg in args]
-    if not any(map(any, along)) and not own_dims(value, args):
-        if term.op in _OF_SOME or term.op == "sum" or not term.params[-1]:
-            return again(terms, value, args, new)
+    known = term.op in _OF_SOME or term.op == "sum" or not term.params[-1]
+    if known and not any(map(any, along)) and not own_dims(value, args):
+        return again(terms, value, args, new)
     inside = {p.label for each in along for dim in each for p in dim}
     over = {label for arg in args for label in arg.labels} - value.labels.keys() - inside
     how = {"over": over, "along": along, "new": own_dims(value, args)}
     return made(terms, term.op, term.params[:-2], new, (), **how)
 
 
-def _inside(value: Value) -> Value:
-    return opened(value)[0][0]
+def _defined(beside: tuple[Term, ...]) -> dict[Hashable, Term]:
+    """The variables that terms say something of, each with its term."""
+    return {of: each for each in beside if each.op == "carried" for of in each.args[0].free}
 
 
 def _closed(terms: Terms, value: Value, beside: tuple[Term, ...]) -> Value:
     """`all` of a value, with the definitions of the variables that it depends on alone."""
-    known = {of: each for each in beside for of in each.args[0].free}
+    known = _defined(beside)
     found: set[Term] = set()
     left = [*value.term.free]
     while left:
