@@ -39,6 +39,8 @@ class Product(NamedTuple):
       uneven: whether some devices compute more than others, so that `flops` is their mean.
       grouped: of products of groups of rows, the FLOPs that the kernel computes, which multiplies
         some rows for two groups; 0 for other products.
+      contract: which of the products of groups of rows it is, in the words of
+        `meshdsl.proof.sorting`; empty for other products.
     """
 
     batch: int
@@ -49,6 +51,7 @@ class Product(NamedTuple):
     dtype: str
     uneven: bool = False
     grouped: int = 0
+    contract: str = ""
 
 
 Products = tuple[Product, ...]
@@ -295,7 +298,9 @@ def _batched(operands, batch_dims, *, jaxpr, products):
     size = next(x.shape[at] for x, at in zip(operands, batch_dims, strict=True) if at is not None)
     mapped = jax.vmap(jaxpr_as_fun(_closed(jaxpr)), in_axes=batch_dims, out_axes=0, axis_size=size)
     if products is not None:
-        products = tuple(p._replace(batch=p.batch * size, flops=p.flops * size) for p in products)
+        more = [{"batch": p.batch * size, "flops": p.flops * size} for p in products]
+        pairs = zip(products, more, strict=True)
+        products = tuple(p._replace(**each, contract="") for p, each in pairs)
     result = opaque(lambda *xs: mapped(*xs), *operands, products=products)
     return result, [0] * len(result)
 

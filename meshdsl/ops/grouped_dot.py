@@ -91,7 +91,8 @@ def dot(way: Way, transposed: bool, rows, weight, starts, dtype: Any = None) -> 
     """
     inner, features = weight.shape[2:0:-1] if transposed else weight.shape[1:]
     call = partial(_dot_or_zeros, way, transposed, jnp.dtype(dtype or rows.dtype).name)
-    return _called(way, call, len(weight), inner, features, rows, weight, starts)
+    contract = "transposed" if transposed else "rows"
+    return _called(way, contract, call, len(weight), inner, features, rows, weight, starts)
 
 
 def _dot_or_zeros(way: Way, transposed: bool, dtype: str, rows, weight, starts):
@@ -109,10 +110,13 @@ def outer(way: Way, transposed: bool, rows, others, starts) -> jax.Array:
     dtype = _wide(rows) if way.wide and way.platform == "tpu" else rows.dtype
     a, b = (others, rows) if transposed else (rows, others)
     call = partial(KERNELS[way.kernel].outer, way, dtype.name)
-    return _called(way, call, len(starts) - 1, a.shape[1], b.shape[1], a, b, starts)
+    groups = len(starts) - 1
+    return _called(way, "outer", call, groups, a.shape[1], b.shape[1], a, b, starts)
 
 
-def _called(way: Way, call: partial, groups: int, inner: int, features: int, rows, *others) -> Any:
+def _called(
+    way: Way, contract: str, call: partial, groups: int, inner: int, features: int, rows, *others
+) -> Any:
     """`call(rows, *others)`, as one operation where this is a device of a lowering."""
     expected = rows.shape[0] * way.share
     flops = int(2 * expected * inner * features)
@@ -121,7 +125,7 @@ def _called(way: Way, call: partial, groups: int, inner: int, features: int, row
     seam = tile_rows(way, len(rows), groups) if way.kernel == "megablox" else max(way.block // 2, 1)
     # A tile of rows may have rows of two groups, and is multiplied for both.
     multiplied = flops * (groups * per_group + seam * (groups - 1)) // max(groups * per_group, 1)
-    stated = Product(groups, per_group, inner, features, flops, dtype, uneven, multiplied)
+    stated = Product(groups, per_group, inner, features, flops, dtype, uneven, multiplied, contract)
     return as_one(way.lowered, call, rows, *others, products=(stated,))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from meshdsl.proof.forms.rounds import at_variables
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import (
@@ -90,14 +91,6 @@ def anything(walk: Walk, eqn, *values: Value) -> list[Value]:
     ]
 
 
-@lemma("sort")
-def _sort(walk: Walk, eqn, *values: Value) -> list[Value]:
-    p, shape = eqn.params, values[0].shape
-    params = p["is_stable"], p["num_keys"], *integer_dtypes(eqn)
-    count = range(len(values))
-    return [alike(walk, "sort", (*params, i), values, [p["dimension"]], shape) for i in count]
-
-
 @lemma("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 def _cumulative(walk: Walk, eqn, x: Value) -> list[Value]:
     p = eqn.params
@@ -122,6 +115,7 @@ def _reduced(walk: Walk, eqn, x: Value) -> list[Value]:
 
 @lemma("top_k")
 def _top_k(walk: Walk, eqn, x: Value) -> list[Value]:
+    x = at_variables(walk.terms, x)
     params, at = (eqn.params["k"], *integer_dtypes(eqn)), eqn.params["axis"]
     shape = eqn.outvars[0].aval.shape
     return [alike(walk, "top_k", (*params, i), [x], [at], shape) for i in range(2)]

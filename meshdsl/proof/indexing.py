@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from meshdsl.proof.along import Dim, alike, mapped
 from meshdsl.proof.elements import together
-from meshdsl.proof.forms import lookups
+from meshdsl.proof.forms import lookups, sorted_rows
 from meshdsl.proof.forms.largest import of_largest
 from meshdsl.proof.forms.padding import unpadded_to
 from meshdsl.proof.forms.sums import inwards, is_zero, linear, summed_over, total
@@ -84,6 +84,10 @@ def sliced(walk: Walk, x: Value, ranges: Sequence[tuple[int, int, int]]) -> Valu
     if not changes:
         return x
     params = tuple(tuple(ranges[d]) for d in changes)
+    if x.term.op == "rank" and len(changes) == 1 and params[0][::2] == (0, 1):
+        found = sorted_rows.first_ranks(walk.terms, x, changes[0], params[0][1])
+        if found is not None:
+            return found
     if len(changes) == 1 and params[0][2] == 1:
         found = orders.row_of_order(x, changes[0], *params[0][:2])
         found = found or _one_of_several(walk.terms, x, changes[0], *params[0][:2])
@@ -210,6 +214,31 @@ def _mode(eqn) -> str:
 
 @lemma("gather")
 def _gather(walk: Walk, eqn, x: Value, at: Value) -> list[Value]:
+    return [_ordered_rows(walk, eqn, x, at) or _gathered(walk, eqn, x, at)]
+
+
+def _ordered_rows(walk: Walk, eqn, x: Value, at: Value) -> Value | None:
+    """Rows by their numbers, where the order of either is that of a sort; see `sorted_rows`."""
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    rank = len(at.dims) - 1
+    plain = numbers.collapsed_slice_dims == numbers.start_index_map == (0,)
+    if not plain or numbers.operand_batching_dims or tuple(sizes[1:]) != x.shape[1:]:
+        return None
+    if numbers.offset_dims != tuple(range(rank, rank + len(sizes) - 1)):
+        return None
+
+    def other(at: Value) -> Value | None:
+        if at.term.op != "const":
+            one_dim = len(at.dims) == rank
+            return _gathered(walk, eqn, x, at.at([*at.dims, ()])) if one_dim else None
+        number = min(max(at.term.params[1], 0), x.shape[0] - 1)
+        row = indexed(walk, x, number) if _mode(eqn) == "clip" else None
+        return row and row.at([*unchanging(at.shape), *row.dims])
+
+    return sorted_rows.rows_at(walk.terms, x, at.at(at.dims[:-1]), other)
+
+
+def _gathered(walk: Walk, eqn, x: Value, at: Value) -> Value:
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     batch = dict(
         zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
@@ -236,7 +265,7 @@ def _gather(walk: Walk, eqn, x: Value, at: Value) -> list[Value]:
         *(() if _mode(eqn) == "clip" else (str(eqn.params["fill_value"]),)),
     )
     each = mapped(walk, "gather", params, [x, at], [along, [len(at.dims) - 1]], links, dims)
-    return [of_largest(walk.terms, each) or each]
+    return of_largest(walk.terms, each) or each
 
 
 @lemma("scatter-add")
@@ -255,6 +284,11 @@ def _scatter_add(walk: Walk, eqn, x: Value, at: Value, updates: Value) -> list[V
     links = list(enumerate(scattered))
     at, updates = aligned([at, updates], links)
     both = [joined([at.dims[i], updates.dims[u]]) for i, u in links]
+    if len(links) == 1 and not batch:  # a sum over all of them has no order
+        rows = sorted_rows.without_order([at, updates], both[0])
+        if rows is not None:
+            at, updates = rows
+            both = [joined([at.dims[0], updates.dims[scattered[0]]])]
     of = lambda d: both[batch[d]] if d in batch else updates.dims[of_window[d]]
     dims: list[Parts | None] = [None if d in along else of(d) for d in ranks]
     mode, partial = _mode(eqn), [d for d in window if not whole(d)]

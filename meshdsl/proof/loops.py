@@ -14,6 +14,7 @@ from meshdsl.program.jaxpr import scan_counts
 from meshdsl.proof.elements import together
 from meshdsl.proof.forms.branches import by_case, times_exp
 from meshdsl.proof.forms.ends import CARRIED, Ends, ends_of, narrowed, widened
+from meshdsl.proof.forms.rounds import at_variables, is_chosen
 from meshdsl.proof.forms.signs import bounds
 from meshdsl.proof.forms.sums import inwards, is_zero, linear, summed_over, total
 from meshdsl.proof.indexing import indexed
@@ -258,6 +259,7 @@ class Carried:
     def of_all_rounds(self, y: Value) -> Value:
         """What all rounds make, along a new first dim, of what one round makes."""
         y = self.closed("all", y)
+        y = at_variables(self._terms, y) if is_chosen(self._terms, y) else y
         return y.at([self._loop.rounds, *y.dims])
 
     def last(self) -> list[Value]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from meshdsl.program.jaxpr import body_of, sub_jaxprs
 from meshdsl.proof.lemmas import CALLS, LEMMAS, SENDS
+from meshdsl.proof.sorting import CONTRACTS, contract_of
 from meshdsl.proof.terms import NotProved, Place, Term, Terms
 from meshdsl.proof.values import Value
 from meshdsl.proof.walk import Run
@@ -133,14 +134,25 @@ def lemmas_of(program: Any) -> tuple[dict[str, int], tuple[str, ...]]:
       These counts, in the order of the names; and the primitives without a lemma of their own,
       which are taken to be functions of what they get.
     """
-    found: Counter[str] = Counter()
+    found = Counter(eqn.primitive.name for eqn in _equations(program))
+    unknown = tuple(sorted(name for name in found if name not in LEMMAS and name not in CALLS))
+    return dict(sorted(found.items())), unknown
+
+
+def contracts_of(program: Any) -> tuple[str, ...]:
+    """What is taken for granted of operations whose own code is not looked at, in words."""
+    found = {contract_of(eqn) for eqn in _equations(program)}
+    return tuple(said for contract, said in CONTRACTS.items() if contract in found)
+
+
+def _equations(program: Any) -> Iterator[Any]:
+    """Those of a jaxpr, without the code of operations that keep to a contract."""
     left = [body_of(program)]
     while left:
         for eqn in left.pop().eqns:
-            found[eqn.primitive.name] += 1
-            left.extend(sub_jaxprs(eqn.params))
-    unknown = tuple(sorted(name for name in found if name not in LEMMAS and name not in CALLS))
-    return dict(sorted(found.items())), unknown
+            yield eqn
+            if not contract_of(eqn):
+                left.extend(sub_jaxprs(eqn.params))
 
 
 def _types(closed_jaxpr: Any) -> list[tuple[Any, Any]]:

@@ -12,7 +12,7 @@ from meshdsl.mesh import abstract_mesh
 from meshdsl.program.program import Program
 from meshdsl.program.recorder import tag_in
 from meshdsl.proof.counterexample import difference
-from meshdsl.proof.prove import lemmas_of, prove
+from meshdsl.proof.prove import contracts_of, lemmas_of, prove
 
 
 class Subject(Protocol):
@@ -134,9 +134,10 @@ def verified(
     if _sent(runs) != _sent(program):
         why = f"for {platform}s it has other collectives than what could be proved"
         return Verified(**known, unproved=proof.results, why=why)
-    lemmas, unknown = lemmas_of(program.jaxpr)
+    (lemmas, unknown), contracts = lemmas_of(program.jaxpr), contracts_of(program.jaxpr)
     functions = ", ".join(f"`{name}`" for name in unknown)
     assumed = [f"{functions}: of the same operands they make the same"] if functions else []
+    assumed += [f"products of groups of rows: the code {said}" for said in contracts]
     if runs is not program:
         assumed += _kernels(runs)
     return Verified(**known, lemmas=lemmas, assumed=tuple(assumed))

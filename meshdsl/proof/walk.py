@@ -17,6 +17,7 @@ from meshdsl.proof import (  # noqa: F401  (they fill the table)
     loops,
     places,
     reductions,
+    sorting,
 )
 from meshdsl.proof.lemmas import CALLS, ELEMENTS, LEMMAS, PARTS, lemma
 from meshdsl.proof.moves import gathered, given_out

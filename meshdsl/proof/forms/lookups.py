@@ -31,7 +31,7 @@ from meshdsl.proof.values import (
 )
 
 
-def _in_range(which: Value) -> tuple[Value, int] | None:
+def in_range(which: Value) -> tuple[Value, int] | None:
     """`v` and `n`, where `which` says that `0 <= v < n`."""
     if which.term.op != "and":
         return None
@@ -49,14 +49,14 @@ def _masked(value: Value) -> tuple[Value, int, Value] | None:
     if value.term.op != "select_n" or len(value.term.args) != 3:
         return None
     which, zero, x = arguments_of(value)
-    found = _in_range(which)
+    found = in_range(which)
     return (*found, x) if found and is_zero(zero) else None
 
 
 def looked_up(terms: Terms, values: Sequence[Value], dims: Sequence[Parts]) -> Value | None:
     """The term `lookup`, if a `select_n` of these values is one."""
     which, zero, *rows = values
-    found = _in_range(which)
+    found = in_range(which)
     if found is None or len(rows) != 1 or not is_zero(zero) or rows[0].term.op != "gather":
         return None
     (row,) = rows

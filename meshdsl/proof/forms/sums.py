@@ -98,6 +98,10 @@ def elementwise(
     terms: Terms, op: str, params: tuple, values: Sequence[Value], dims: Iterable[Parts]
 ) -> Value:
     """An operation of each element, of values in which the same parts have the same labels."""
+    if any(value.term.op == "sorted" for value in values):
+        found = LATER["each_in_order"](terms, op, params, values)
+        if found is not None:
+            return found.at(dims)
     if op in COMMUTATIVE:
         values = sorted(values, key=lambda value: value.term.number)
     if op in ("mul", "div") or op in ADDITIVE:
