@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,6 @@ from meshdsl.train.auto_settings import settings_that_save_memory
 from meshdsl.train.certified import certified
 from meshdsl.train.checkpoints import Checkpoints, warm_start
 from meshdsl.train.data import task_of
-from meshdsl.train.data.batches import Batches
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.interrupt import Stopping, stopping
 from meshdsl.train.job import Job
@@ -37,6 +36,7 @@ from meshdsl.train.optimizer import make_schedule
 from meshdsl.train.phases import phase_after
 from meshdsl.train.prepared import Prepared
 from meshdsl.train.published import other_settings
+from meshdsl.train.reading import Reading
 from meshdsl.train.repeated import Repeated
 from meshdsl.train.sample import generates, sample_text
 from meshdsl.train.startup import Startup
@@ -78,7 +78,7 @@ class TrainingLoop:
       startup: measures the time until the first step is done.
       loaded: the compiled step, where it was read from a file.
       ledger: makes the ledger of a compiled step, where the run is to measure some.
-      batches: the batches to train on, of each the rows that this process reads.
+      reading: the batches to train on.
     """
 
     phases: Mapping[int, Prepared]
@@ -89,18 +89,17 @@ class TrainingLoop:
     startup: Startup
     loaded: Callable | None = None
     ledger: Callable[[Callable], Ledger] | None = None
-    batches: Batches = field(init=False)
+    reading: Reading = field(init=False)
 
     def __post_init__(self) -> None:
-        self.batches = self.now.batches()
-        self._units = 0  # that were read before those of this mixture
+        self.reading = Reading(self.phases, self.now)
         self._ahead = Ahead()
         self._proofs = ExitStack()
 
     def close(self) -> None:
         """End what reads, compiles and proves beside the loop."""
         self._proofs.close()
-        self.batches.close()
+        self.reading.close()
         self._ahead.close()
 
     def prove(self, program: Callable[[], Program]) -> None:
@@ -147,7 +146,7 @@ class TrainingLoop:
                 )
             return self.first_state(), 0
         state, done, position = self._restored()
-        self._read_on(position)
+        self.reading.go_on(position)
         self.console.print(f"resumed after step {done}")
         return state, done
 
@@ -172,50 +171,11 @@ class TrainingLoop:
     def _enter(self, phase: Prepared, state: State) -> State:
         """Go over to a phase: its job and its data; and `state`, split as its layout says."""
         state = self._ahead.moved(state, self.job, phase.job)
-        units, self.now = self._units_read, phase
-        self._go_on_after(self.batches, units)
+        self.now = phase
+        self.reading.enter(phase)
         if self.job.config.proof == "tell":
             self._prove(phase, phase.job.program)
         return state
-
-    def _read_on(self, position: Mapping[str, Any]) -> None:
-        """Go on in the data after a position, which may be that of the end of an earlier phase."""
-        of = self.phases.get(position.get("phase", 1), self.now)
-        if of is self.now:
-            self.batches.set_state(position)
-            self._units = position.get("units", self._units_of_mixture) - self._units_of_mixture
-            return
-        with closing(of.batches()) as before:
-            before.set_state(position)
-            self._go_on_after(before, position["units"])
-
-    def _go_on_after(self, before: Batches, units: int) -> None:
-        """Go on with the data of this phase after other batches, with which `units` were read."""
-        old, self.batches = self.batches, self.now.batches()
-        self.batches.go_on_after(before)
-        self._units = units - self._units_of_mixture
-        old.close()
-
-    def _position(self) -> dict[str, Any]:
-        """Where the run is in its data, as JSON can hold it.
-
-        With several phases also the number of the phase, and the units that were read so far.
-        """
-        more = {"phase": self.now.phase.number, "units": self._units_read}
-        return {**self.batches.get_state(), **(more if len(self.phases) > 1 else {})}
-
-    @property
-    def _units_read(self) -> int:
-        """How many units, such as tokens, were read."""
-        return self._units + self._units_of_mixture
-
-    @property
-    def _units_of_mixture(self) -> int:
-        return self.batches.rows * self._units_per_row
-
-    @property
-    def _units_per_row(self) -> int:
-        return task_of(self.job.config).units_per_row(self.job.held_out)
 
     def first_state(self) -> State:
         """The state before any step: drawn from the seed, or with parameters of a warm start."""
@@ -323,7 +283,7 @@ class TrainingLoop:
             self._ahead.begin(job, self.phases[self.now.phase.number + 1].job)
         while done < until and not ending:
             with watch.spent("input"):
-                arrays = next(self.batches)
+                arrays = next(self.reading)
                 batch = job.place(arrays)
             if repeated and _due(done + 1, config.guard.repeat):
                 with watch.spent("repeat"):
@@ -356,7 +316,7 @@ class TrainingLoop:
                     watch.note(done, self.validate(state, done))
             if save:
                 with watch.spent("checkpoint"):
-                    self.checkpoints.save(done, state, self._position())
+                    self.checkpoints.save(done, state, self.reading.position)
             if validate or save:
                 dog.beat(done)
         return state, done, ending
@@ -388,18 +348,18 @@ class TrainingLoop:
     def facts(self, done: int) -> Facts:
         """What the metrics of a step are computed from, besides what it measures."""
         config, mesh, task = self.job.config, self.job.mesh, task_of(self.job.config)
-        per_row = self._units_per_row
+        units = config.batch * self.reading.units_per_row
         chip = chip_of(mesh.devices.flat[0])
         return Facts(
             unit=task.unit,
-            units=config.batch * per_row,
+            units=units,
             flops=self.job.step_flops if chip else None,
             peak_flops=chip.flops if chip else None,
             devices=mesh.size,
             learning_rate=make_schedule(
                 config.schedule, config.optimizer.learning_rate, config.steps
             ),
-            before=self._units_read - done * config.batch * per_row,
+            before=self.reading.units - done * units,
             bytes_per_token=self.now.data.train_bytes_per_token,
         )
 
