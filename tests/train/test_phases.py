@@ -222,6 +222,8 @@ REFUSED = {
     "`batch`=12 does not divide over `data`=8",
     '[{until=5}, {until=9, optimizer.name="sgd"}]': "phase 2: its model or optimizer has another "
     "state than the phase before",
+    "[{until=5}, {until=9, data.sources.text.weight=0}]": "data: the weights of all datasets "
+    "are 0, so nothing would be read",
 }
 
 
@@ -233,3 +235,8 @@ def test_what_a_phase_cannot_train_is_said_before_anything_is_written(
     assert main(["train", "--out", str(tmp_path / "a"), *words]) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
+
+
+def test_what_is_of_one_step_is_not_for_a_run_of_phases(file, tmp_path, capsys):
+    assert main(["train", str(file), "--out", str(tmp_path / "a"), *SHORT, "--ledger"]) == 2
+    assert "--ledger: is of one step, and this run has 3 phases" in capsys.readouterr().err
