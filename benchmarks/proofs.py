@@ -27,11 +27,13 @@ from .measure import show
 _MODELS = (
     *("gpt2-1.5b", "llama3-70b", "mistral-7b-v0.1", "qwen2-7b", "qwen3-32b", "gemma2-9b"),
     *("gemma3-12b", "phi3-mini", "olmo2-7b", "t5-base", "bert-base-uncased", "vit-base-16", "unet"),
+    *("mixtral-8x7b", "qwen3-30b-a3b", "olmoe-1b-7b", "deepseek-v2-lite", "deepseek-v3-671b"),
 )
 _LAYOUTS = (
     *("data", "fsdp", "hybrid-fsdp", "zero1", "zero2", "tensor", "fsdp-tensor", "sequence"),
     *("fsdp-sequence", "ulysses", "context", "pipeline", "pipeline-fsdp", "pipeline-tensor"),
-    *("pipeline-rounds", "spatial"),
+    *("pipeline-rounds", "spatial", "context-ring", "experts", "experts-fsdp", "experts-tensor"),
+    "experts-exchange",
 )
 _SETTINGS = ("batch=64", "precision.compute=bfloat16")
 
@@ -61,13 +63,14 @@ def judged(reference: Reference, config: Config, name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=_MODELS)
+    parser.add_argument("--layouts", nargs="+", default=_LAYOUTS)
     arguments = parser.parse_args()
-    rows = [["model", *_LAYOUTS]]
+    rows = [["model", *arguments.layouts]]
     for model in arguments.models:
         config = override(Config(), _SETTINGS, **model_values(model))
         one: Any = abstract_mesh({})
         reference = Reference(Job(config, md.Layout(), one).program().jaxpr)
-        rows.append([model, *(judged(reference, config, name) for name in _LAYOUTS)])
+        rows.append([model, *(judged(reference, config, name) for name in arguments.layouts)])
     show(rows, "Steps that are proved")
 
 

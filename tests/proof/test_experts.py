@@ -11,7 +11,7 @@ from meshdsl.ops.routed_exchange import added_up, looked_up
 from meshdsl.proof.prove import contracts_of, lemmas_of
 from meshdsl.train.stored_layout import find_layout
 from tests.helpers import only
-from tests.proof.common import LAYOUTS, proof, reference
+from tests.proof.common import LAYOUTS, proof
 from tests.proof.test_programs import mapped
 from tests.proof.test_programs import proof as proof_of
 
@@ -27,9 +27,7 @@ def experts(x, ids, share, w, wrong=""):
     count = len(w)
     ids = jnp.where((ids >= 0) & (ids < count), ids, count).T.reshape(-1)
     numbers = lax.iota(jnp.int32, ids.size)
-    key = ids if wrong != "another key" else jnp.sort(numbers * 5 % 7)
-    if wrong == "another key":
-        key = ids[::-1]
+    key = ids[::-1] if wrong == "another key" else ids
     of_rows, order = lax.sort((key, numbers), num_keys=1, is_stable=True)
     _, back = lax.sort((order, numbers), num_keys=1, is_stable=True)
     if wrong == "another inverse":
@@ -177,4 +175,3 @@ def test_a_step_with_experts_is_proved_under_a_layout_that_comes_with_us(name):
 def test_rows_that_are_exchanged_are_not_proved():
     found = proof(find_layout("experts-exchange"), "model.experts=8", "batch=16", "model.layers=1")
     assert found.doubt is not None
-    assert reference("model.experts=8", "batch=16", "model.layers=1")
