@@ -89,7 +89,8 @@ def sliced(walk: Walk, x: Value, ranges: Sequence[tuple[int, int, int]]) -> Valu
         if found is not None:
             return found
     if len(changes) == 1 and params[0][2] == 1:
-        found = orders.row_of_order(x, changes[0], *params[0][:2])
+        start, limit, _ = params[0]
+        found = orders.row_of_order(x, changes[0], start, limit - start)
         found = found or _one_of_several(walk.terms, x, changes[0], *params[0][:2])
         if found is not None:
             return found

@@ -133,15 +133,29 @@ def _ppermute(walk: Walk, eqn, *values: Value) -> list[Value]:
     for x in values:
         if walk.sends == EDGES:
             one = _from_neighbours(walk, x, axis, size, sources)
-        elif len(set(sources.values())) == size:
-            places = [sources[i] for i in range(size)]
-            one = settled(walk.terms, sent(x, axis, places))
         else:
-            one = None
+            one = settled(walk.terms, _from_some(walk, x, Part(size, axis), sources))
         if one is None:
             raise NotProved("there is no lemma for `ppermute`")
         found.append(one)
     return found
+
+
+def _from_some(walk: Walk, x: Value, axis: Part, sources: Mapping[int, int]) -> Value:
+    """What each device along an axis gets from another one, and zeros where it gets nothing.
+
+    Where a device gets nothing, it chooses zeros, and what it does not choose is that of any other.
+    """
+    rest = iter(sorted({*range(axis.size)} - {*sources.values()}))
+    places = [sources[i] if i in sources else next(rest) for i in range(axis.size)]
+    found = sent(x, str(axis.label), places)
+    if len(sources) == axis.size:
+        return found
+    gets = np.array([i in sources for i in range(axis.size)])
+    key = str(gets.dtype), gets.shape, gets.tobytes()
+    which = Value(walk.terms.term("array", key, shape=gets.shape), ((axis,),), ())
+    zero = Value(walk.terms.constant(0, ""), (), ())
+    return elementwise(walk.terms, "select_n", (), [which, zero, found], x.dims)
 
 
 def _from_neighbours(

@@ -7,7 +7,7 @@ there once (`values.Minor`). Only numbers that are known for each place say whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -34,13 +34,22 @@ from meshdsl.proof.values import (
 )
 
 
-def row_of_order(x: Value, dim: int, start: int, limit: int) -> Value | None:
-    """One of the pieces of a local dim that lies in another order, if the range is that of one."""
+def row_of_order(
+    x: Value, dim: int, start: int | np.ndarray, size: int, axis: str = ""
+) -> Value | None:
+    """One of the pieces of a local dim that lies in another order, if the range is that of one.
+
+    Args:
+      start: of the range, or for each device along `axis`.
+    """
     first, *rest = x.dims[dim] or (Part(1, None),)
-    minor, size = first.label, size_of(rest)
-    if not isinstance(minor, Minor) or limit - start != size or start % size:
+    minor = first.label
+    if not isinstance(minor, Minor) or size != size_of(rest) or axis not in ("", minor.axis):
         return None
-    table = tuple(row[start // size] for row in minor.table)
+    starts = np.broadcast_to(start, len(minor.table))
+    if (starts % size).any() or starts.min() < 0 or starts.max() >= size * first.size:
+        return None
+    table = [row[at] for row, at in zip(minor.table, (starts // size).tolist(), strict=True)]
     found = _piece(x, (Part(len(table), Major(minor)), first), minor.axis, table)
     return found and found.at(tuple(rest) if d == dim else p for d, p in enumerate(x.dims))
 
@@ -65,9 +74,25 @@ def _of_slice(value: Value) -> Value:
         return value
     (x,), ((run,),) = opened(value)
     own, (start, limit, step) = own_dims(value, [x]), value.term.params[0][0]
-    size, count = limit - start, size_of(run)
-    if step != 1 or count % size or start % size or len(run) != 1 or len(own) > 1:
-        return value
+    found = None
+    if step == 1 and len(own) < 2:
+        found = _piece_of(x, run, own[0] if own else (), limit - start, lambda axis: start)
+    return value if found is None else found.at(value.dims)
+
+
+def _piece_of(
+    x: Value, run: Parts, own: Parts, size: int, start: Callable[[str], np.ndarray | int | None]
+) -> Value | None:
+    """What devices have of a dim from a start on, as a piece of the whole, if it is one of several.
+
+    Args:
+      run: the parts of the dim, which lie in one with those of the devices.
+      own: the parts that the result has in their place.
+      start: gives for an axis the start on each device along it. None: it is not known.
+    """
+    count = size_of(run)
+    if len(run) != 1 or count % size or [p for d in x.parts for p in d].count(run[0]) != 1:
+        return None
     for i, dim in enumerate(x.parts):
         at = dim.index(run[0]) if run[0] in dim else 0
         axis = axis_of(dim[at - 1].label) if at else ""
@@ -75,13 +100,21 @@ def _of_slice(value: Value) -> Value:
             continue
         devices, label = dim[at - 1]
         places = label.table if isinstance(label, Sent) else range(devices)
-        table = [place * (count // size) + start // size for place in places]
+        begin = start(axis)
+        if begin is None:
+            continue
+        begin = np.broadcast_to(begin, len(places))
+        if (begin % size).any() or begin.min() < 0 or begin.max() > count - size:
+            continue
+        both = zip(places, (begin // size).tolist(), strict=True)
+        table = [place * (count // size) + first for place, first in both]
         whole = devices * count // size
         part = Part(whole, moved_label(axis, table, whole))
-        new = (*dim[: at - 1], part, *(own[0] if own else ()), *dim[at + 1 :])
-        parts = tuple(new if j == i else p for j, p in enumerate(x.parts))
-        return Value(x.term, parts, value.dims)
-    return value
+        if part.label in x.labels and part.label != label:
+            continue
+        new = (*dim[: at - 1], part, *own, *dim[at + 1 :])
+        return Value(x.term, tuple(new if j == i else p for j, p in enumerate(x.parts)), ())
+    return None
 
 
 def _on(value: Value, axis: Part, device: int) -> Value | None:
@@ -133,10 +166,21 @@ def chosen(values: Sequence[Value]) -> Value | None:
     return relabelled(value, {label: moved_label(axis, table, value.labels[label])})
 
 
+def _own_piece(x: Value, dim: int, axis: Part, start: np.ndarray, size: int) -> Value | None:
+    """What a device takes, by its number, of the rows that it has."""
+    if (row := row_of_order(x, dim, start, size, axis_of(axis.label))) is not None:
+        return row
+    new = (Part(size, fresh()),) if size > 1 else ()
+    found = _piece_of(x, x.dims[dim], new, size, lambda of: start if of == axis.label else None)
+    return found and found.at(new if d == dim else p for d, p in enumerate(x.dims))
+
+
 def of_place(x: Value, dim: int, start: Value, size: int) -> Value | None:
     """What a device takes of a dim that is whole, if its number says which piece that is."""
     axes = [Part(n, label) for label, n in start.labels.items() if isinstance(label, str)]
     known = numbers_along(start, axes[0]) if len(axes) == 1 else None
+    if known is not None and (own := _own_piece(x, dim, axes[0], known, size)) is not None:
+        return own
     whole = x.shape[dim]
     if known is None or whole % size or (known % size).any():
         return None
