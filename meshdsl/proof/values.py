@@ -221,10 +221,13 @@ def relabelled(value: Value, names: Mapping[Label, Label]) -> Value:
     """
     if not names:
         return value
-    ordered = {old: new for old, new in names.items() if isinstance(old, Minor)}
-    if not all(isinstance(new, Minor) for new in ordered.values()):
-        raise NotProved("what lies in another order is taken for what does not")
-    names = {**names, **{Major(old): Major(new) for old, new in ordered.items()}}
+    majors = {}
+    for old, new in names.items():
+        if isinstance(old, Minor):
+            if not isinstance(new, Minor):
+                raise NotProved("what lies in another order is taken for what does not")
+            majors[Major(old)] = Major(new)
+    names = {**names, **majors}
     one = lambda p: p if p.label is None else Part(p.size, names.get(p.label, p.label))
     each = lambda dims: tuple(tuple(map(one, dim)) for dim in dims)
     return Value(value.term, each(value.parts), each(value.dims))

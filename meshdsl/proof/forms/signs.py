@@ -138,7 +138,10 @@ def _within(mine: list[Part], its: Parts, lost: frozenset[Label]) -> bool:
         size = part.size
         if isinstance(part.label, Major) and part.label.minor.number in lost:
             two = [p.label for p in mine[:2]]
-            if len(two) < 2 or two[0] != Major(two[1]) or two[1][:2] != part.label.minor[:2]:
+            minor = two[-1] if len(two) == 2 else None
+            if not isinstance(minor, Minor) or two[0] != Major(minor):
+                return False
+            if minor[:2] != part.label.minor[:2]:
                 return False
             del mine[:2]
             continue

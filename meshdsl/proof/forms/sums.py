@@ -252,12 +252,12 @@ def _of_reduce_sum(terms: Terms, value: Value, labels, sizes) -> Value:
 @inwards("ordered")
 def _of_ordered(terms: Terms, value: Value, labels, sizes) -> Value | None:
     """Where all rows are added up, their order does not matter; other sums are taken first."""
-    own = {part.label for part in value.parts[-1]}
+    own = set(labelled(value.parts[-1]))
     rest = set(labels) - own
     found = of_rows(value, labels)
     if found is not None:
         arg, part = found
-        if part.label not in arg.labels:
+        if part.label is None or part.label not in arg.labels:
             return None
         return total(terms, arg, {*rest, part.label}, {**sizes, part.label: part.size}, value.dims)
     if not rest:
@@ -359,7 +359,7 @@ def extreme(
     over = set(places)
     if (found := of_rows(value, over)) is not None:
         value, part = found
-        over = over & value.labels.keys() | {part.label}
+        over = over & value.labels.keys() | labelled([part]).keys()
     value, more = unpadded(terms, value, over, EXTREMES[op](*params))
     over = {label for label in (*over, *more) if label in value.labels}
     if not over:
