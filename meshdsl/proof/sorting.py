@@ -48,8 +48,16 @@ def _sort(walk: Walk, eqn, *values: Value) -> Sequence[Value]:
 
 @lemma("scatter")
 def _scatter(walk: Walk, eqn, x: Value, at: Value, updates: Value) -> Sequence[Value]:
-    """All rows in other places, if that is what it does; else a function of its arguments."""
-    if len(x.shape) == 1 and x.shape == updates.shape == at.shape[:1]:
+    """All rows in other places, if that is what it does; else a function of its arguments.
+
+    Raises:
+      NotProved: it applies a function to what is there.
+    """
+    numbers = eqn.params["dimension_numbers"]
+    if eqn.params["update_jaxpr"] is not None:
+        raise NotProved("there is no lemma for a scatter that applies a function")
+    plain = numbers.inserted_window_dims == numbers.scatter_dims_to_operand_dims == (0,)
+    if plain and len(x.shape) == 1 and x.shape == updates.shape == at.shape[:1]:
         places, rows = aligned([at.at(at.dims[:1]), updates], [[0, 0]])
         found = sorted_rows.put_back(walk.terms, rows, places)
         if found is not None:

@@ -195,3 +195,50 @@ def test_results_of_another_dtype():
 )
 def test_a_program_equals_itself(fn):
     assert proof(fn, jax.jit(fn), X).proved
+
+
+def ranked(ids):
+    """Numbers of rows in the order of their keys, and the place of each row in that order."""
+    numbers = lax.iota(jnp.int32, ids.size)
+    _, order = lax.sort((ids, numbers), num_keys=1, is_stable=True)
+    return order, lax.sort((order, numbers), num_keys=1, is_stable=True)[1]
+
+
+def test_a_scatter_that_applies_a_function_is_not_proved():
+    numbers = lax.iota(jnp.int32, 3)
+    assert not proof(lambda x: 0 * x, lambda x: x.at[numbers].apply(jnp.cos), X).proved
+    found = lambda x, ids: x.at[ranked(ids)[0]].apply(jnp.cos)
+    assert not proof(lambda x, ids: 0 * x, found, X, jnp.zeros(3, jnp.int32)).proved
+
+
+def test_places_in_an_order_are_as_many_as_a_device_has_rows():
+    x, ids = jnp.arange(8.0), jnp.zeros(8, jnp.int32)
+    some = lambda x, ids: jnp.where(ranked(ids)[1] < 2, x, 0)
+    many = mapped(some, (P("a"), P("a")), P("a"), {"a": 2})
+    assert not proof(lambda x, ids: x, many, x, ids).proved
+
+
+ORDERED = {
+    "cumsum": (lambda x, ids: jnp.cumsum(x), lambda x, ids: jnp.cumsum(x[ranked(ids)[0]])),
+    "argmax": (lambda x, ids: jnp.argmax(x), lambda x, ids: jnp.argmax(x[ranked(ids)[0]])),
+    "back": (lambda x, ids: x, lambda x, ids: x[ranked(ids)[0]][ranked(ids + 1 > 1)[1]]),
+    "float keys": (lambda x, ids: ranked(ids)[0], lambda x, ids: ranked(-1.0 * ids)[0]),
+    "weights": (
+        lambda x, ids: (x * x * ids).sum(),
+        lambda x, ids: (x[ranked(ids)[0]] * x * ids).sum(),
+    ),
+    "other rows": (
+        lambda x, ids: x @ jnp.sin(x),
+        lambda x, ids: x[ranked(ids)[0]] @ jnp.sin(x)[ranked(-ids)[0]],
+    ),
+    "filled": (
+        lambda x, ids: x[ranked(ids)[0]].sum(),
+        lambda x, ids: x.at[ranked(ids)[0] + 1].get(mode="fill", fill_value=0).sum(),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ORDERED)
+def test_an_order_of_rows_counts_where_it_is_seen(what):
+    one, many = ORDERED[what]
+    assert not proof(one, many, jnp.arange(8.0), jnp.zeros(8, jnp.int32)).proved

@@ -127,7 +127,8 @@ def _renamed(sums: Grouped, mask: Value) -> dict[Label, Label] | None:
         for a, b in zip(mine, its, strict=True):
             if a.label is not None and b.label is not None and a != b:
                 names[a.label] = b.label
-    return names if names.keys() <= labelled(sums.groups).keys() else None
+    twice = sums.each.labels.keys() & set(names.values())
+    return names if not twice and names.keys() <= labelled(sums.groups).keys() else None
 
 
 def _implies(terms: Terms, mask: Value, which: Value) -> bool:

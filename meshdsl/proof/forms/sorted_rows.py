@@ -36,6 +36,7 @@ from meshdsl.proof.forms.sums import (
 )
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
+    Minor,
     Part,
     Parts,
     Value,
@@ -354,7 +355,9 @@ def _bounds(value: Value) -> tuple[int, int] | None:
     op, term = value.term.op, value.term
     if op == "const" and isinstance(term.params[1], int):
         return term.params[1], term.params[1]
-    return (0, term.shape[0] - 1) if op in ("iota", "rank") else None
+    if op == "rank":  # its last dim has all rows that are ranked together
+        return 0, term.shape[-1] - 1
+    return (0, term.shape[0] - 1) if op == "iota" else None
 
 
 @form("lt")
@@ -392,6 +395,8 @@ def _remainder(terms: Terms, op: str, params: tuple, values: Sequence[Value]) ->
     if x.term.op != "iota" or y.term.op != "const":
         return None
     parts, size = x.parts[0], 1
+    if any(isinstance(part.label, Minor) for part in parts):
+        return None  # what lies in another order is not in parts of its own
     for i in reversed(range(len(parts))):
         size *= parts[i].size
         if size == y.term.params[1]:
