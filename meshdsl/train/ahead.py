@@ -20,11 +20,23 @@ class Ahead:
         self._steps: dict[Job, Future[Any]] = {}
         self._moves: dict[tuple[Job, Job], Future[Any]] = {}
 
-    def begin(self, old: Job, new: Job) -> None:
-        """Begin to compile what a run needs that goes over from one job to another."""
+    def begin(self, old: Job, new: Job, failed: Callable[[Exception], Any]) -> None:
+        """Begin to compile what a run needs that goes over from one job to another.
+
+        Args:
+          failed: called with what a compiler says that refuses the step, as soon as it does.
+        """
+
+        def step() -> Callable:
+            try:
+                return new.lowered.compile()
+            except Exception as error:
+                failed(error)
+                raise
+
         if (old, new) not in self._moves:
             self._moves[old, new] = self._pool.submit(_move, old, new)
-            self._steps[new] = self._pool.submit(lambda: new.lowered.compile())
+            self._steps[new] = self._pool.submit(step)
 
     def compiled(self, job: Job) -> Callable:
         """The step of a job, which may be compiled already."""

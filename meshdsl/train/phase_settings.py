@@ -12,7 +12,7 @@ UNTIL = "until"
 # all below it. The rest is one for the whole run: what it is written to, seeds, and datasets.
 CHANGES = (
     *("layout", "batch", "microbatches", "offload", "memory"),
-    *("model.", "optimizer.", "schedule.", "precision.", "validation.", "guard."),
+    *("model.", "optimizer.", "schedule.", "precision.", "validation."),
     *("data.sources.*.weight", "data.separate", "data.prefetch"),
 )
 

@@ -151,25 +151,22 @@ class TrainingLoop:
         return state, done
 
     def _restored(self) -> tuple[State, int, Any]:
-        """The state of the newest checkpoint, its step, and where the run was in its data.
-
-        Where that is in an earlier phase, the run goes back to it.
-        """
+        """The state of the newest checkpoint, its step, and where the run was in its data."""
         state, done, position = self.checkpoints.restore(self.job.state)
         if self.job.local and self.checkpoints.forgot:
             state = self.job.local.rejoined(state)
             self.console.print("all workers begin again from the outer parameters")
-        if done < self.now.phase.before:
-            state = self._enter(self._phase_after(done), state)
-        return state, done, position
+        return self._in_phase_after(done, state), done, position
 
-    def _phase_after(self, done: int) -> Prepared:
-        """The phase of the step after `done` steps."""
+    def _in_phase_after(self, done: int, state: State) -> State:
+        """`state`, split as the layout says of the phase of the step after `done` steps.
+
+        Where that is another phase than now, the run goes over to it: to its job and its data.
+        """
         phases = [each.phase for each in self.phases.values()]
-        return self.phases[phase_after(phases, done).number]
-
-    def _enter(self, phase: Prepared, state: State) -> State:
-        """Go over to a phase: its job and its data; and `state`, split as its layout says."""
+        phase = self.phases[phase_after(phases, done).number]
+        if phase is self.now:
+            return state
         state = self._ahead.moved(state, self.job, phase.job)
         self.now = phase
         self.reading.enter(phase)
@@ -244,24 +241,35 @@ class TrainingLoop:
           The state, the steps that led to it, and what ended the run before its time: "preempted",
           "interrupted" or None.
         """
-        ending = None
+        config, untold = self.job.config, Timetable(self.job).untold
+        dynamic = config.precision.loss_scale == "dynamic"
+        guard = NonfiniteGuard(config.guard, self.folder.path, dynamic, untold)
         with (
             self._watch(step, done) as watch,
-            Watchdog(self.job.config.guard.timeout, self.folder.path) as dog,
+            Watchdog(config.guard.timeout, self.folder.path) as dog,
         ):
             while True:
-                how = step, stop, watch, dog
+                how = step, stop, watch, dog, guard
                 state, done, ending = self._steps_of_phase(state, done, *how)
                 if ending or done == self.last:
                     return state, done, ending
                 start = time.perf_counter()
                 with watch.spent("phase"):
-                    state = self._enter(self._phase_after(done), state)
-                    step = self._compiled()
+                    state = self._in_phase_after(done, state)
+                    step = self._compiled_or_saved(state, done)
                     watch.go_on(self.facts(done), self.job.step.told)
                 dog.beat(done)
                 pause = time.perf_counter() - start
                 self.console.print(f"{self.now.phase.words} (after a pause of {pause:.1f} s)")
+
+    def _compiled_or_saved(self, state: State, done: int) -> Callable:
+        """The step of a phase that begins; if it cannot be compiled, no step so far is lost."""
+        try:
+            return self._compiled()
+        except Exception:
+            if self.checkpoints.latest != done:
+                self.checkpoints.save(done, state, self.reading.position)
+            raise
 
     def _steps_of_phase(
         self,
@@ -271,16 +279,15 @@ class TrainingLoop:
         stop: Stopping,
         watch: Watch,
         dog: Watchdog,
+        guard: NonfiniteGuard,
     ) -> tuple[State, int, str | None]:
         """As `train_steps`, of the steps of this phase alone."""
         config, job, until = self.job.config, self.job, self.now.phase.until
-        dynamic = config.precision.loss_scale == "dynamic"
-        timetable = Timetable(job)
-        guard = NonfiniteGuard(config.guard, self.folder.path, dynamic, timetable.untold)
+        timetable, ending = Timetable(job), None
         repeated = Repeated(job, self.folder.path) if config.guard.repeat else None
-        ending = None
-        if done < self.last and until < self.last:
-            self._ahead.begin(job, self.phases[self.now.phase.number + 1].job)
+        if until < self.last:
+            following = self.phases[self.now.phase.number + 1]
+            self._ahead.begin(job, following.job, self._said_of(following))
         while done < until and not ending:
             with watch.spent("input"):
                 arrays = next(self.reading)
@@ -321,6 +328,11 @@ class TrainingLoop:
                 dog.beat(done)
         return state, done, ending
 
+    def _said_of(self, phase: Prepared) -> Callable[[Exception], None]:
+        """Prints that the step of a later phase cannot be compiled, as soon as that is known."""
+        which = f"the step of phase {phase.phase.number} cannot be compiled"
+        return lambda error: self.console.print(f"{which}: {str(error).splitlines()[0]}")
+
     def _watch(self, step: Callable, done: int) -> Watch:
         config = self.job.config
         return Watch(
@@ -337,7 +349,7 @@ class TrainingLoop:
         "PaLM", section 5.1).
         """
         if self.checkpoints.latest is None:
-            state, done = self.first_state(), 0
+            state, done = self._in_phase_after(0, self.first_state()), 0
         else:
             state, done, _ = self._restored()
         self.console.print(

@@ -130,8 +130,9 @@ def test_a_model_has_the_settings_of_the_phase_that_it_is_of(whole):
     assert lengths == [16, 32, 32, 16, 16]
 
 
-def test_a_run_goes_back_to_an_earlier_phase(file, monkeypatch, tmp_path, capsys):
-    """Where a step is not finite, and the newest checkpoint is of the phase before."""
+@pytest.mark.parametrize("every", [2, 0])
+def test_a_run_goes_back_to_an_earlier_phase(every, file, monkeypatch, tmp_path, capsys):
+    """Where a step is not finite, and the newest checkpoint is of the phase before, or none is."""
     compiled, entered = TrainingLoop._compiled, []
 
     def poisoned(run):
@@ -147,11 +148,48 @@ def test_a_run_goes_back_to_an_earlier_phase(file, monkeypatch, tmp_path, capsys
         return call
 
     monkeypatch.setattr(TrainingLoop, "_compiled", poisoned)
-    words = *SHORT[1:], "guard.nonfinite=rollback", "checkpoint.every=2"
+    words = *SHORT[1:], "guard.nonfinite=rollback", f"checkpoint.every={every}"
     code, found = train(tmp_path / "a", str(file), *words)
     assert code == 0 and len(found) == 9 and np.isfinite(found).all()
-    assert "rolled back to step 2" in capsys.readouterr().out
+    assert f"rolled back to step {every}" in capsys.readouterr().out
     assert entered == [1, 2, 1, 2, 3]
+
+
+def test_a_run_does_not_go_back_for_ever(file, monkeypatch, tmp_path, capsys):
+    """Also where each roll-back leads to the phase before, patience is counted through."""
+    compiled = TrainingLoop._compiled
+
+    def poisoned(run):
+        step = compiled(run)
+        if run.now.phase.number == 1:
+            return step
+        nan = lambda params: jax.tree.map(lambda x: jax.device_put(x * np.nan, x.sharding), params)
+        return lambda state, batch: step(state.replace(params=nan(state.params)), batch)
+
+    monkeypatch.setattr(TrainingLoop, "_compiled", poisoned)
+    guard = "guard.nonfinite=rollback", "guard.patience=2", "checkpoint.every=2"
+    assert main(["train", str(file), "--out", str(tmp_path / "a"), *SHORT[1:], *guard]) == 2
+    says = capsys.readouterr()
+    assert says.out.count("rolled back to step 2") == 2
+    assert "the run was rolled back 2 times before (guard.patience=2)" in says.err
+
+
+def test_a_phase_that_cannot_be_compiled_loses_no_step(whole, file, monkeypatch, tmp_path, capsys):
+    lowered = Job.lowered.func
+
+    def refused(job):
+        if job.config.batch == 16:
+            raise MeshDSLError("the compiler refuses it")
+        return lowered(job)
+
+    out, words = tmp_path / "a", [*SHORT[1:], "checkpoint.every=0"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "lowered", property(refused))
+        assert main(["train", str(file), "--out", str(out), *words]) == 2
+    said = capsys.readouterr()
+    assert "the step of phase 2 cannot be compiled: the compiler refuses it" in said.out
+    assert "the compiler refuses it" in said.err
+    assert train(out, "--resume") == (0, losses(whole[0]))
 
 
 def test_the_rate_falls_from_what_it_was(file):
