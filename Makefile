@@ -26,7 +26,7 @@ NEWEST  = $(addprefix tests/lowering/,test_collective_shapes.py test_placement.p
   test_gradients.py test_law.py) $(addprefix tests/predict/compiler/,test_collectives.py \
   test_hlo_text.py test_saved.py test_tpu_collectives.py) \
   tests/ops/test_quantize.py tests/train/checkpoints/test_checkpoints.py tests/train/test_loop.py \
-  tests/proof/test_programs.py tests/proof/test_steps.py
+  $(addprefix tests/proof/,test_experts.py test_programs.py test_steps.py)
 
 .PHONY: train test test-slow test-all test-newest clean
 

@@ -156,3 +156,10 @@ def _shard_map(walk: Run, eqn, *values: Value) -> list[Value]:
         found.append(value)
     walk.sizes = outside
     return found
+
+
+@lemma("call_hi_primitive")
+def _written_out(walk: Run, eqn, *values: Value) -> list[Value]:
+    """An operation that JAX writes out when it lowers it, as `searchsorted` of JAX 0.12."""
+    operation = eqn.params["_prim"]
+    return walk.run(jax.make_jaxpr(operation.expand)(*operation.in_avals), values)
