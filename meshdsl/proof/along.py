@@ -8,17 +8,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from meshdsl.proof.forms.rounds import at_variables
+from meshdsl.proof.labels import Part, Parts, fresh
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.terms import NotProved
-from meshdsl.proof.values import (
-    Part,
-    Parts,
-    Value,
-    aligned,
-    fresh,
-    joined,
-    made,
-)
+from meshdsl.proof.values import Value, aligned, joined, made
 
 Dim = int | tuple[int, int]  # of a result: the size of a new dim, or an operand and its dim
 

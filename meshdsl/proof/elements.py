@@ -11,19 +11,11 @@ import numpy as np
 from meshdsl.proof.forms import lookups
 from meshdsl.proof.forms.products import factors, product
 from meshdsl.proof.forms.sums import elementwise, is_zero, linear, summands, total
+from meshdsl.proof.labels import Parts, labelled
 from meshdsl.proof.lemmas import PARTS, Walk, lemma
 from meshdsl.proof.sends import alone, orders
 from meshdsl.proof.terms import NotProved, Terms
-from meshdsl.proof.values import (
-    Parts,
-    Value,
-    aligned,
-    arguments_of,
-    joined,
-    labelled,
-    lacking,
-    unchanging,
-)
+from meshdsl.proof.values import Value, aligned, arguments_of, joined, lacking, unchanging
 
 # These move nothing and compute nothing: they say something to JAX or to a compiler.
 SAME = (

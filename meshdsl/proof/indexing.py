@@ -10,25 +10,14 @@ from meshdsl.proof.forms import lookups, sorted_rows
 from meshdsl.proof.forms.largest import of_largest
 from meshdsl.proof.forms.padding import unpadded_to
 from meshdsl.proof.forms.sums import inwards, is_zero, linear, summed_over, total
+from meshdsl.proof.labels import Part, Parts, fresh, size_of
 from meshdsl.proof.lemmas import PARTS, Walk, integer_dtypes, lemma
 from meshdsl.proof.moves import Axes, given_out
 from meshdsl.proof.sends import orders
 from meshdsl.proof.sends.edges import placed, put_together
 from meshdsl.proof.sends.rings import at_index
 from meshdsl.proof.terms import Terms
-from meshdsl.proof.values import (
-    Part,
-    Parts,
-    Value,
-    aligned,
-    arguments_of,
-    fresh,
-    joined,
-    made,
-    opened,
-    size_of,
-    unchanging,
-)
+from meshdsl.proof.values import Value, aligned, arguments_of, joined, made, opened, unchanging
 
 
 @lemma("slice")

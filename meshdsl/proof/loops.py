@@ -18,25 +18,21 @@ from meshdsl.proof.forms.rounds import at_variables, is_chosen
 from meshdsl.proof.forms.signs import bounds
 from meshdsl.proof.forms.sums import inwards, is_zero, linear, summed_over, total
 from meshdsl.proof.indexing import indexed
-from meshdsl.proof.lemmas import Walk, lemma
-from meshdsl.proof.sends.rings import settled
-from meshdsl.proof.terms import NotProved, Term, Terms
-from meshdsl.proof.values import (
+from meshdsl.proof.labels import (
     Major,
     Minor,
     Part,
     Parts,
-    Value,
-    aligned,
-    arguments_of,
     axis_of,
     fresh,
-    joined,
     labelled,
-    made,
     nameless,
     size_of,
 )
+from meshdsl.proof.lemmas import Walk, lemma
+from meshdsl.proof.sends.rings import settled
+from meshdsl.proof.terms import NotProved, Term, Terms
+from meshdsl.proof.values import Value, aligned, arguments_of, joined, made
 
 _FEW = 64  # a loop has no more rounds if they are looked at one by one
 _TRIES = 16  # what a loop carries has the same parts before and after a round by then

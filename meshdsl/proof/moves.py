@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from meshdsl.proof.labels import Label, Major, Minor, Part, Parts, Sent, axis_of, fresh, size_of
 from meshdsl.proof.terms import NotProved
-from meshdsl.proof.values import (
-    Label,
-    Major,
-    Minor,
-    Part,
-    Parts,
-    Sent,
-    Value,
-    axis_of,
-    cut,
-    fresh,
-    relabelled,
-    size_of,
-)
+from meshdsl.proof.values import Value, cut, relabelled
 
 Axes = Sequence[tuple[Label, int]]  # with their sizes, major first
 

@@ -7,10 +7,11 @@ import numpy as np
 from meshdsl.proof.elements import converted
 from meshdsl.proof.forms.largest import first_of_parts
 from meshdsl.proof.forms.sums import extreme, linear, total
+from meshdsl.proof.labels import Part, fresh
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.moves import Axes, exchanged, gathered, given_out, of_all_devices
 from meshdsl.proof.terms import NotProved
-from meshdsl.proof.values import Part, Value, cut, fresh, unchanging
+from meshdsl.proof.values import Value, cut, unchanging
 
 
 @lemma("transpose")

@@ -9,16 +9,10 @@ from meshdsl.proof.along import anything
 from meshdsl.proof.elements import converted
 from meshdsl.proof.forms.sums import elementwise, extreme, summed_over
 from meshdsl.proof.forms.windows import Spec, taken
+from meshdsl.proof.labels import Part, fresh
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.terms import NotProved
-from meshdsl.proof.values import (
-    Part,
-    Value,
-    aligned,
-    fresh,
-    joined,
-    unchanging,
-)
+from meshdsl.proof.values import Value, aligned, joined, unchanging
 
 
 @lemma("reduce_sum")

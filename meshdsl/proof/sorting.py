@@ -21,9 +21,10 @@ import jax.numpy as jnp
 from meshdsl.proof.along import alike, anything
 from meshdsl.proof.forms import groups, sorted_rows
 from meshdsl.proof.forms.sums import elementwise, summed_over
+from meshdsl.proof.labels import Part, fresh
 from meshdsl.proof.lemmas import Walk, integer_dtypes, lemma
 from meshdsl.proof.terms import NotProved
-from meshdsl.proof.values import Part, Value, aligned, fresh, joined
+from meshdsl.proof.values import Value, aligned, joined
 from meshdsl.proof.values import alike as same
 
 # Each contract in words.

@@ -17,97 +17,22 @@ import itertools
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
 
+from meshdsl.proof.labels import (
+    Label,
+    Major,
+    Minor,
+    Part,
+    Parts,
+    Sent,
+    axis_of,
+    fresh,
+    labelled,
+    nameless,
+    renewed,
+    size_of,
+)
 from meshdsl.proof.terms import NotProved, Term, Terms
-
-
-class Sent(NamedTuple):
-    """The label of a part of which devices along an axis have indices that were sent to them.
-
-    Attributes:
-      axis: the mesh axis.
-      table: for each place along the axis the index that the device there has. The part may have
-        more indices than there are devices.
-    """
-
-    axis: str
-    table: tuple[int, ...]
-
-
-class Minor(NamedTuple):
-    """The label of a part of the local array that lies in another order, together with `Major`.
-
-    Two parts of a term, major and minor, have one index: that of the pair. On the device at place k
-    along the axis, at index j of the local array, this is `table[k][j]`. Each index is there once.
-
-    Attributes:
-      axis: the mesh axis.
-      table: for each place along the axis the indices that the device there has.
-      number: tells apart parts of one array that lie in the same order.
-    """
-
-    axis: str
-    table: tuple[tuple[int, ...], ...]
-    number: int
-
-
-class Major(NamedTuple):
-    """The label of the part before one that is `Minor`; it belongs to the devices."""
-
-    minor: Minor
-
-
-# Of a part: a mesh axis; an axis along which parts were sent on, or lie in another order; or a
-# number, for a part of a dim of the local array or of the rounds of a loop that is under way.
-Label = str | int | Sent | Major | Minor
-
-
-class Part(NamedTuple):
-    """A part of a dim.
-
-    Attributes:
-      size: how many indices it has.
-      label: which part it is. None: along it nothing changes, and the term does not have it.
-    """
-
-    size: int
-    label: Label | None
-
-
-Parts = tuple[Part, ...]  # major first
-_labels = itertools.count()
-
-
-def fresh() -> int:
-    """A label that no part has yet."""
-    return next(_labels)
-
-
-def axis_of(label: Label | None) -> str:
-    """The mesh axis that a label is of; nothing if it is of none."""
-    if isinstance(label, Major):
-        return label.minor.axis
-    return label.axis if isinstance(label, Sent) else label if isinstance(label, str) else ""
-
-
-def renewed(label: Label | None) -> Label:
-    """A label that no part has yet, of a part that lies in the order of another one."""
-    return label._replace(number=fresh()) if isinstance(label, Minor) else fresh()
-
-
-def nameless(label: Label | None) -> Label | None:
-    """A label without the number that tells it apart from others in the same order."""
-    return Major(label.minor._replace(number=-1)) if isinstance(label, Major) else label
-
-
-def size_of(parts: Iterable[Part]) -> int:
-    return prod(part.size for part in parts)
-
-
-def labelled(parts: Iterable[Part]) -> dict[Label, int]:
-    """The labels of parts, with their sizes."""
-    return {part.label: part.size for part in parts if part.label is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +285,7 @@ def opened(value: Value) -> tuple[list[Value], list[list[Parts]]]:
     sizes: tuple[int, ...] = term.params[-1]
     lost = {-i - 1: (Part(size, fresh()),) for i, size in enumerate(sizes)}
     if term.op == "ordered":
-        lost = {-1: _in_order(value.parts[-1], term.params[0]) or lost[-1]}
+        lost = {-1: _parts_in_order(value.parts[-1], term.params[0]) or lost[-1]}
     parts = lambda index: value.parts[index] if index >= 0 else lost[index]
     each = lambda view: tuple(p for index in view for p in parts(index))
     args = [
@@ -375,7 +300,7 @@ def opened(value: Value) -> tuple[list[Value], list[list[Parts]]]:
     return args, [[run(dim) for dim in dims] for dims in ordered]
 
 
-def _in_order(own: Parts, table: tuple[tuple[int, ...], ...]) -> Parts | None:
+def _parts_in_order(own: Parts, table: tuple[tuple[int, ...], ...]) -> Parts | None:
     """The parts that what is `ordered` has in its argument; see `forms.orders`."""
     if [p.size for p in own] != [len(table), len(table[0])] or not isinstance(own[1].label, int):
         return None

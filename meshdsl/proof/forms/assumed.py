@@ -6,17 +6,9 @@ from collections.abc import Callable
 
 from meshdsl.proof.forms.orders import ordered
 from meshdsl.proof.forms.sums import elementwise, extreme, linear, total
+from meshdsl.proof.labels import Minor, labelled
 from meshdsl.proof.terms import Term, Terms
-from meshdsl.proof.values import (
-    Minor,
-    Value,
-    alike,
-    arguments_of,
-    labelled,
-    lacking,
-    opened,
-    own_dims,
-)
+from meshdsl.proof.values import Value, alike, arguments_of, lacking, opened, own_dims
 
 # Operations through which it goes: of each element, and along which no order matters.
 _EACH = {"and", "cast", "div", "exp", "gt", "log", "mul", "over", "select_n"}

@@ -15,17 +15,9 @@ from meshdsl.proof.forms.assumed import replaced
 from meshdsl.proof.forms.products import Product, factors, name_of, product
 from meshdsl.proof.forms.signs import is_among
 from meshdsl.proof.forms.sums import Pairs, linear, summands
+from meshdsl.proof.labels import Label, labelled
 from meshdsl.proof.terms import Terms
-from meshdsl.proof.values import (
-    Label,
-    Value,
-    alike,
-    arguments_of,
-    labelled,
-    lacking,
-    made,
-    unchanging,
-)
+from meshdsl.proof.values import Value, alike, arguments_of, lacking, made, unchanging
 
 _ORDERS = {"le": ("le", 0, 1), "lt": ("lt", 0, 1), "ge": ("le", 1, 0), "gt": ("lt", 1, 0)}
 

@@ -11,8 +11,9 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from meshdsl.proof.forms.padding import Beyond, restricted
+from meshdsl.proof.labels import Part, Parts, fresh, size_of
 from meshdsl.proof.terms import Terms
-from meshdsl.proof.values import Part, Parts, Value, fresh, made, size_of
+from meshdsl.proof.values import Value, made
 
 
 class End(NamedTuple):

@@ -25,20 +25,17 @@ from meshdsl.proof.forms.lookups import in_range, same_number
 from meshdsl.proof.forms.products import Product, factors, product
 from meshdsl.proof.forms.sorted_rows import within
 from meshdsl.proof.forms.sums import FORMS, elementwise, form, is_zero, total
+from meshdsl.proof.labels import Label, Parts, labelled, size_of
 from meshdsl.proof.terms import Term, Terms
 from meshdsl.proof.values import (
-    Label,
-    Parts,
     Value,
     alike,
     arguments_of,
-    labelled,
     lacking,
     made,
     opened,
     own_dims,
     relabelled,
-    size_of,
 )
 
 _OF_SOME = {"reduce_sum", "reduce_max", "reduce_min"}

@@ -11,16 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.proof.values import (
-    Label,
-    Major,
-    Minor,
-    Part,
-    Sent,
-    Value,
-    arguments_of,
-    axis_of,
-)
+from meshdsl.proof.labels import Label, Major, Minor, Part, Sent, axis_of
+from meshdsl.proof.values import Value, arguments_of
 
 
 def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -11,18 +11,9 @@ from collections.abc import Collection
 import jax.numpy as jnp
 
 from meshdsl.proof.forms.sums import EXTREMES, extreme, is_zero, unpadded
+from meshdsl.proof.labels import Label, Part, labelled, size_of
 from meshdsl.proof.terms import Terms
-from meshdsl.proof.values import (
-    Label,
-    Part,
-    Value,
-    arguments_of,
-    labelled,
-    made,
-    opened,
-    relabelled,
-    size_of,
-)
+from meshdsl.proof.values import Value, arguments_of, made, opened, relabelled
 
 
 def _alike(a: Value, b: Value) -> bool:

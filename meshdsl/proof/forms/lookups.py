@@ -16,19 +16,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from meshdsl.proof.forms.sums import elementwise, inwards, is_zero, linear, summands, unpadded
+from meshdsl.proof.labels import Part, Parts, fresh, labelled, size_of
 from meshdsl.proof.terms import Terms
-from meshdsl.proof.values import (
-    Part,
-    Parts,
-    Value,
-    alike,
-    arguments_of,
-    fresh,
-    labelled,
-    made,
-    opened,
-    size_of,
-)
+from meshdsl.proof.values import Value, alike, arguments_of, made, opened
 
 
 def in_range(which: Value) -> tuple[Value, int] | None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from meshdsl.proof.labels import Label, Major, Minor, Part, Parts, fresh
 from meshdsl.proof.moves import moved_label
 from meshdsl.proof.terms import NotProved, Terms
-from meshdsl.proof.values import Label, Major, Minor, Part, Parts, Value, fresh, made, opened
+from meshdsl.proof.values import Value, made, opened
 
 
 def ordered(terms: Terms, value: Value, minor: Minor) -> Value:

@@ -33,21 +33,9 @@ from meshdsl.proof.forms.sums import (
     linear,
     total,
 )
+from meshdsl.proof.labels import Label, Part, Parts, fresh, labelled, size_of
 from meshdsl.proof.terms import Term, Terms, counted_to
-from meshdsl.proof.values import (
-    Label,
-    Part,
-    Parts,
-    Value,
-    fresh,
-    labelled,
-    made,
-    opened,
-    own_dims,
-    relabelled,
-    size_of,
-    whole,
-)
+from meshdsl.proof.values import Value, made, opened, own_dims, relabelled, whole
 
 Number = bool | int | float
 _INFINITE = math.inf, -math.inf

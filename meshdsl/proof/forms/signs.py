@@ -6,18 +6,9 @@ import functools
 from collections.abc import Collection, Iterator
 
 from meshdsl.proof.forms.sums import is_zero
+from meshdsl.proof.labels import Label, Major, Minor, Part, Parts, labelled
 from meshdsl.proof.terms import Term
-from meshdsl.proof.values import (
-    Label,
-    Major,
-    Minor,
-    Part,
-    Parts,
-    Value,
-    arguments_of,
-    labelled,
-    lacking,
-)
+from meshdsl.proof.values import Value, arguments_of, lacking
 
 _ANY, _UNSIGNED, _POSITIVE = range(3)  # any number; not a negative one; a positive one
 _KEEPS = {

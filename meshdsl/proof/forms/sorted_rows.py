@@ -34,21 +34,16 @@ from meshdsl.proof.forms.sums import (
     summed_over,
     total,
 )
+from meshdsl.proof.labels import Minor, Part, Parts, fresh, labelled, size_of
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import (
-    Minor,
-    Part,
-    Parts,
     Value,
     aligned,
     alike,
     arguments_of,
-    fresh,
     joined,
-    labelled,
     made,
     opened,
-    size_of,
     unchanging,
 )
 

@@ -16,19 +16,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from meshdsl.proof.forms.orders import of_places, of_rows
+from meshdsl.proof.labels import Label, Part, Parts, labelled
 from meshdsl.proof.terms import Term, Terms
-from meshdsl.proof.values import (
-    Label,
-    Part,
-    Parts,
-    Value,
-    arguments_of,
-    labelled,
-    lacking,
-    made,
-    opened,
-    own_dims,
-)
+from meshdsl.proof.values import Value, arguments_of, lacking, made, opened, own_dims
 
 # Of one argument, with f(x + y) = f(x) + f(y). `cast` is a conversion that keeps numbers, up to
 # rounding.

@@ -19,19 +19,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from meshdsl.proof.labels import Label, Part, Parts, fresh, size_of
 from meshdsl.proof.terms import Terms
-from meshdsl.proof.values import (
-    Label,
-    Part,
-    Parts,
-    Value,
-    fresh,
-    made,
-    opened,
-    own_dims,
-    relabelled,
-    size_of,
-)
+from meshdsl.proof.values import Value, made, opened, own_dims, relabelled
 
 Pieces = tuple[tuple[int, Parts], ...]  # new dims, each with its step
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from meshdsl.proof.forms.known import numbers_along
 from meshdsl.proof.forms.sums import elementwise, inwards, is_zero, linear, total
+from meshdsl.proof.labels import Part, Parts
 from meshdsl.proof.terms import Terms
-from meshdsl.proof.values import Part, Parts, Value, made, opened, own_dims
+from meshdsl.proof.values import Value, made, opened, own_dims
 
 
 def alone(terms: Terms, value: Value, axis: Part, device: int) -> Value:

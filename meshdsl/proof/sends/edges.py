@@ -17,21 +17,13 @@ import numpy as np
 from meshdsl.proof.forms.known import numbers_along
 from meshdsl.proof.forms.sums import ADDITIVE, elementwise, is_zero, later, linear, total
 from meshdsl.proof.forms.windows import Spec, made_of, moved, specs_of, taken
+from meshdsl.proof.labels import Part, Parts, fresh, size_of
 from meshdsl.proof.lemmas import EDGES, Walk, lemma
 from meshdsl.proof.moves import sent
 from meshdsl.proof.places import axes_of
 from meshdsl.proof.sends.rings import settled
 from meshdsl.proof.terms import NotProved, Term, Terms
-from meshdsl.proof.values import (
-    Part,
-    Parts,
-    Value,
-    fresh,
-    made,
-    opened,
-    own_dims,
-    size_of,
-)
+from meshdsl.proof.values import Value, made, opened, own_dims
 
 
 class Edge(NamedTuple):

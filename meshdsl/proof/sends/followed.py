@@ -19,10 +19,11 @@ from meshdsl.program.jaxpr import scan_counts
 from meshdsl.proof.elements import SAME
 from meshdsl.proof.forms.known import computed, is_number, numbers_along, numbers_of
 from meshdsl.proof.forms.sums import is_zero
+from meshdsl.proof.labels import Part, labelled
 from meshdsl.proof.lemmas import CALLS, Walk
 from meshdsl.proof.sends.routes import Held, Moved, Pieces, exchanges, zeros
 from meshdsl.proof.terms import NotProved
-from meshdsl.proof.values import Part, Value, labelled, relabelled, unchanging
+from meshdsl.proof.values import Value, relabelled, unchanging
 
 _unknown = itertools.count()
 

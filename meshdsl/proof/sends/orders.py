@@ -1,8 +1,8 @@
 """Rows that devices exchange so that each has pieces of the whole which are not neighbours.
 
 What a device has of such a piece is the piece of the whole that a table says for its place along
-the axis (`values.Sent`). Pieces that are put together are the whole in another order, if each is
-there once (`values.Minor`). Only numbers that are known for each place say which piece it is.
+the axis (`labels.Sent`). Pieces that are put together are the whole in another order, if each is
+there once (`labels.Minor`). Only numbers that are known for each place say which piece it is.
 """
 
 from __future__ import annotations
@@ -12,26 +12,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from meshdsl.proof.forms.known import numbers_along, numbers_of
+from meshdsl.proof.labels import Label, Major, Minor, Part, Parts, Sent, axis_of, fresh, size_of
 from meshdsl.proof.moves import moved_label
 from meshdsl.proof.terms import NotProved, Terms
-from meshdsl.proof.values import (
-    Label,
-    Major,
-    Minor,
-    Part,
-    Parts,
-    Sent,
-    Value,
-    aligned,
-    alike,
-    axis_of,
-    cut,
-    fresh,
-    opened,
-    own_dims,
-    relabelled,
-    size_of,
-)
+from meshdsl.proof.values import Value, aligned, alike, cut, opened, own_dims, relabelled
 
 
 def row_of_order(

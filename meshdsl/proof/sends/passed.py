@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshdsl.proof.labels import Parts
 from meshdsl.proof.lemmas import Walk
 from meshdsl.proof.moves import gathered, given_out
 from meshdsl.proof.sends.followed import MOVES, axes_of, held_of, unknown
 from meshdsl.proof.sends.routes import Held, Moved
 from meshdsl.proof.terms import NotProved
-from meshdsl.proof.values import Parts, Value, cut, unchanging
+from meshdsl.proof.values import Value, cut, unchanging
 
 
 @dataclass(frozen=True, eq=False)

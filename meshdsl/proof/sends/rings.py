@@ -1,6 +1,6 @@
 """Parts that go round the devices along an axis, of which each has every part once.
 
-What a device sent on is the same term as before, with another index (`values.Sent`). Where the
+What a device sent on is the same term as before, with another index (`labels.Sent`). Where the
 devices add up what they make of each part, in whatever order, that is the sum over all parts.
 """
 
@@ -14,20 +14,10 @@ from meshdsl.proof.forms.assumed import THROUGH, again, rebuilt
 from meshdsl.proof.forms.known import computed, numbers_of
 from meshdsl.proof.forms.products import name_of
 from meshdsl.proof.forms.sums import TOGETHER, Pairs, form, linear, total
+from meshdsl.proof.labels import Label, Minor, Part, Sent, axis_of, fresh
 from meshdsl.proof.moves import moved_label
 from meshdsl.proof.terms import Terms
-from meshdsl.proof.values import (
-    Label,
-    Minor,
-    Part,
-    Sent,
-    Value,
-    alike,
-    arguments_of,
-    axis_of,
-    fresh,
-    relabelled,
-)
+from meshdsl.proof.values import Value, alike, arguments_of, relabelled
 
 
 def _all_parts(terms: Terms, pairs: Pairs) -> Value | None:

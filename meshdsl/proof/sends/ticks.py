@@ -25,6 +25,7 @@ import numpy as np
 from meshdsl.program.jaxpr import scan_counts
 from meshdsl.proof.elements import together
 from meshdsl.proof.forms.sums import linear, total
+from meshdsl.proof.labels import Part, Parts, fresh, labelled, size_of
 from meshdsl.proof.lemmas import CALLS, ELEMENTS, Walk, lemma
 from meshdsl.proof.loops import looped
 from meshdsl.proof.moves import Axes, gathered, given_out
@@ -32,16 +33,7 @@ from meshdsl.proof.sends.alone import on_device, put_together
 from meshdsl.proof.sends.followed import Followed, Grid, unknown
 from meshdsl.proof.sends.routes import Atom, Held, Moved, Source
 from meshdsl.proof.terms import NotProved
-from meshdsl.proof.values import (
-    Part,
-    Parts,
-    Value,
-    fresh,
-    labelled,
-    relabelled,
-    size_of,
-    unchanging,
-)
+from meshdsl.proof.values import Value, relabelled, unchanging
 
 Cell = tuple[int, int]  # a device, and a tick
 
