@@ -27,9 +27,9 @@ from meshdsl.train.checkpoints.saved_arrays import verify
 from tests.nightly import NIGHTLY, nightly
 from tests.train.common import SHORT, losses
 
+TINY = [*SHORT, "checkpoint.every=1", "checkpoint.keep=2"]
 # Two phases end among the kills, so that some come just before, at and after their ends.
 PHASES = "phase=[{until=6}, {until=13, batch=16, model.length=8}, {model.remat='full'}]"
-TINY = [*SHORT, "checkpoint.every=1", "checkpoint.keep=2", PHASES]
 KILLS = 20 if NIGHTLY else 4
 STEPS = 8 * KILLS
 LAUNCHED = ["launch", "--processes", "2", "--"]
@@ -62,7 +62,7 @@ def start(tmp_path_factory, text):
 
     def run(out, processes, steps, layout="fsdp"):
         words = ["train", "--data", text, "--layout", layout]
-        words += ["--resume", "auto", "--out", str(out), *TINY, f"steps={steps}"]
+        words += ["--resume", "auto", "--out", str(out), *TINY, PHASES, f"steps={steps}"]
         words = [*LAUNCHED, *words] if processes > 1 else [*words, "--devices", "2"]
         with (shared / "printed").open("a") as printed:
             return subprocess.Popen(
