@@ -9,6 +9,7 @@ from typing import Any
 
 from meshdsl import hosts
 from meshdsl.commands.lookup import pick_devices
+from meshdsl.commands.relayout import change_layout
 from meshdsl.commands.settings import model_values
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts.signals import REASONS, heard
@@ -43,6 +44,8 @@ def train_model(arguments: argparse.Namespace) -> int:
       MeshDSLError: flags and settings contradict each other or the run that goes on, there is no
         such layout or data, or there are fewer devices than wanted.
     """
+    if arguments.relayout:
+        return change_layout(arguments)
     startup = Startup(process_age())
     startup.done("import")
     if arguments.hardware and not arguments.ledger:

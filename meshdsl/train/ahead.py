@@ -1,4 +1,7 @@
-"""What the next phase of a run needs, compiled while the steps of this one run."""
+"""What the next phase of a run needs, compiled while the steps of this one run.
+
+A step that does not fit the memory of a device is an error that says what would help.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ from typing import Any
 
 import jax
 
+from meshdsl.errors import MeshDSLError
+from meshdsl.figures import byte_words
+from meshdsl.predict.compiler.out_of_memory import parse_oom
+from meshdsl.train.auto_settings import settings_that_save_memory
 from meshdsl.train.job import Job
 from meshdsl.train.step import State
 
@@ -29,7 +36,7 @@ class Ahead:
 
         def step() -> Callable:
             try:
-                return new.lowered.compile()
+                return _compiled(new)
             except Exception as error:
                 failed(error)
                 raise
@@ -38,10 +45,14 @@ class Ahead:
             self._moves[old, new] = self._pool.submit(_move, old, new)
             self._steps[new] = self._pool.submit(step)
 
+    def wait(self, job: Job) -> None:
+        """Wait until a step that was begun is compiled; raises what kept it from that."""
+        self._steps[job].result()
+
     def compiled(self, job: Job) -> Callable:
         """The step of a job, which may be compiled already."""
         begun = self._steps.pop(job, None)
-        return begun.result() if begun else job.lowered.compile()
+        return begun.result() if begun else _compiled(job)
 
     def moved(self, state: State, old: Job, new: Job) -> State:
         """The state of a job, split as another one splits it, without a way over the host.
@@ -54,6 +65,25 @@ class Ahead:
     def close(self) -> None:
         """Wait for what is being compiled, because a program that ends meanwhile may crash."""
         self._pool.shutdown(cancel_futures=True)
+
+
+def _compiled(job: Job) -> Callable:
+    """The step of a job.
+
+    Raises:
+      MeshDSLError: it does not fit the memory of a device.
+    """
+    try:
+        return job.lowered.compile()
+    except Exception as error:  # JAX has no class of its own for what a compiler says
+        if (verdict := parse_oom(str(error))) is None:
+            raise
+        helpful = settings_that_save_memory(job.config, job.layout, dict(job.mesh.shape))
+        raise MeshDSLError(
+            f"the step does not fit: {byte_words(verdict.needed)} of the "
+            f"{byte_words(verdict.available)} that a device has; what would help: "
+            + "; ".join([*helpful, "more devices"])
+        ) from None
 
 
 def _move(old: Job, new: Job) -> Callable[[State], State]:

@@ -26,6 +26,7 @@ from meshdsl.family import Family
 from meshdsl.family.by_name import DEFAULT, family_name, find_family
 from meshdsl.fields import ClassChoice, bounded, chosen, listed
 from meshdsl.ops.checkpoint import ATTENTION, HIDDEN, QKV
+from meshdsl.train.elastic_settings import check_elastic
 from meshdsl.train.local_settings import Local
 from meshdsl.train.phase_settings import last_step
 from meshdsl.train.precision_settings import Precision
@@ -329,6 +330,8 @@ class Config:
         model that are `auto` are chosen: a share, as `80%`, or bytes, as `60GiB`.
       phase: phases of the run, in their order: each says by `until` which step is its last, and
         which settings change from its first step on.
+      elastic: of a run whose number of devices may change: `devices`, the number that `batch` and
+        `microbatches` are for, and for numbers of devices sizes of mesh axes, or a layout.
     """
 
     layout: str | dict = "data"
@@ -359,6 +362,7 @@ class Config:
     log: Log = field(default_factory=Log)
     sample: Sample = field(default_factory=Sample)
     phase: tuple[dict, ...] = ()
+    elastic: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.phase:
@@ -374,6 +378,7 @@ class Config:
             if what not in OFFLOADS:
                 raise MeshDSLError(f"offload: no `{what}`{nearest(what, OFFLOADS)}")
         memory_bytes(self.memory, None)
+        check_elastic(self.elastic)
         if self.optimizer.average and self.precision.optimizer != "float32":
             raise MeshDSLError(
                 f"optimizer.average={self.optimizer.average}: needs precision.optimizer=float32, "

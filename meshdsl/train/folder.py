@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import secrets
 import shutil
 import tempfile
@@ -25,10 +26,11 @@ from meshdsl.parsing import parse_json
 from meshdsl.train import settings
 from meshdsl.train.checkpoints.folders import saved_steps
 from meshdsl.train.config import Config
-from meshdsl.train.phases import phase_after, phases_of
+from meshdsl.train.phases import Relayout, phase_after, phases_of
 from meshdsl.versions import changes, versions
 
 _LOCK, _PART, _PROOF = "lock", "config.part", "proof"
+_RELAYOUT = re.compile(r"relayout-(\d+)\.toml")
 _SHARED = 60.0  # seconds in which a shared file system shows to all what one has written
 
 
@@ -49,6 +51,33 @@ class RunFolder:
     def certificate(self, phase: int = 1) -> Path:
         """What is proved of the step of a phase."""
         return self.path / (f"{_PROOF}-{phase}.json" if phase > 1 else f"{_PROOF}.json")
+
+    @property
+    def relayout(self) -> Path:
+        """Where a user writes what a run is to change while it goes on."""
+        return self.path / "relayout.toml"
+
+    @property
+    def refused_relayout(self) -> Path:
+        """The same after the run has refused it, with the reason in its first line."""
+        return self.path / "relayout-refused.toml"
+
+    def relaid(self, step: int) -> Path:
+        """Where that is kept when it is what the run changed after a step."""
+        return self.path / f"relayout-{step}.toml"
+
+    def relayouts(self) -> list[Relayout]:
+        """What the run has changed while it went on, in the order of steps.
+
+        Raises:
+          MeshDSLError: a file of these cannot be read.
+        """
+        found = []
+        for path in self.path.iterdir():
+            if named := _RELAYOUT.fullmatch(path.name):
+                with system_errors_say(str(path)):
+                    found.append((int(named[1]), settings.parsed(path.read_text("utf-8"))))
+        return sorted(found, key=lambda each: each[0])
 
     @property
     def compiled(self) -> Path:
@@ -88,7 +117,7 @@ class RunFolder:
         Raises:
           MeshDSLError: there is no run here.
         """
-        phases = phases_of(self.stored_config())
+        phases = phases_of(self.stored_config(), self.relayouts())
         newest = max(saved_steps(self.checkpoints), default=phases[-1].until)
         return phase_after(phases, (newest if step is None else step) - 1).config
 
@@ -113,13 +142,21 @@ class RunFolder:
         Raises:
           MeshDSLError: it cannot be written.
         """
+        text = settings.to_toml(_with_absolute_paths(config))
+        above = "".join(f"# {line}\n" for line in remark.splitlines())
+        self.write(self.config, above + text)
+
+    def write(self, path: Path, text: str) -> None:
+        """Make the folder, and write a file into it, completely or not at all.
+
+        Raises:
+          MeshDSLError: it cannot be written.
+        """
         with system_errors_say(f"--out {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
-            part = self.path / _PART
-            text = settings.to_toml(_with_absolute_paths(config))
-            above = "".join(f"# {line}\n" for line in remark.splitlines())
-            part.write_text(above + text, encoding="utf-8")
-            part.replace(self.config)
+            part = path.with_suffix(".part")
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
 
     def note_versions(self) -> list[str]:
         """Write the versions of what computes into the folder, which exists.
@@ -166,6 +203,17 @@ class RunFolder:
                 lock.write(token)
                 lock.flush()
             yield token
+
+    def in_use(self) -> bool:
+        """Whether a command works on the folder, as far as its file system tells."""
+        try:
+            with (self.path / _LOCK).open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return False
 
     def wait_for_token(self, wanted: str) -> str:
         """The token in the folder as this process sees it: `wanted`, as soon as it is seen.

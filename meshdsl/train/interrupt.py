@@ -8,7 +8,7 @@ collectives and in saving it. A process that gets a signal puts the wish into th
 processes share (`meshdsl.hosts`). In each process a thread waits for a wish in the store. When one
 comes, each process says which step it has begun, and all stop after the first step that none of
 them has passed. While they find out, the loop waits at its next step; where there is no wish, a
-step asks nothing of the network.
+step asks nothing of the network. A run that stops for a new layout goes on, and may stop again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from meshdsl.hosts.signals import REASONS, heard
 
 # Seconds in which all processes have said which step they have begun; one may still be compiling.
 _AGREEMENT = 600.0
+RELAYOUT = "relayout"  # a wish to go on with another layout
 _OVER = "over"  # in place of a wish, where the run came to its end before one
+_LAST = (*REASONS.values(), _OVER)  # no wish counts after one of these
 _run_numbers = counter()  # of the runs in this process: the same in all processes
 
 
@@ -44,14 +46,15 @@ class Stopping:
         self._step = 0  # the one that this process has begun
         self._agreeing = threading.Lock()  # kept while the processes agree: none goes on meanwhile
         self._wishes: SimpleQueue[str] = SimpleQueue()
+        self._went_on, self._ended = threading.Event(), False
 
     def reason_to_stop(self, step: int) -> str | None:
         """Why the run stops after `step`, counted from 1.
 
-        "preempted" or "interrupted"; None where it goes on.
+        "preempted" or "interrupted", or RELAYOUT until `go_on` is called; None where it goes on.
         """
         if store.count() == 1:
-            return self.wish
+            return self.wish or self._reason
         with self._agreeing:
             self._step = step
             return self._reason if self._last is not None and step >= self._last else None
@@ -64,20 +67,44 @@ class Stopping:
         self._wishes.put(self.wish)
         return True
 
-    def put_wish(self, key: str) -> None:
-        """Put the first wish of this process into the store, or that its run is over.
+    def ask(self, reason: str) -> None:
+        """Ask for a stop after which the run goes on; one process does, for all."""
+        if store.count() == 1:
+            self._reason = reason
+        else:
+            self._wishes.put(reason)
 
-        If another process has put one there before, nothing changes. So if there is a wish, all
-        processes agree on it, also those whose run is over.
+    def go_on(self) -> None:
+        """The run goes on after it has stopped for what `ask` was given."""
+        with self._agreeing:
+            self._reason = self._last = None
+        self._went_on.set()
+
+    def put_wishes(self, key: str) -> None:
+        """Put the wishes of this process into the store, and at last that its run is over.
+
+        Each has a number there. Where another process has taken one, the next wish has the next
+        number. So if there is a wish, all processes agree on it, also those whose run is over.
         """
+        number, wish = 0, ""
         with suppress(RuntimeError):  # the store is gone, and JAX ends the process
-            store.put(f"{key}/wish", self._wishes.get())
+            while wish not in _LAST:
+                wish = self._wishes.get()
+                while not store.put(f"{key}/{number}/wish", wish):
+                    number += 1
 
-    def follow_wish(self, key: str) -> None:
-        """Wait until a process has a wish, and agree on the last step; or until the run is over."""
+    def follow_wishes(self, key: str) -> None:
+        """Wait until a process has a wish, agree on a step, and so on until the run is over."""
         with suppress(RuntimeError):
-            if (reason := store.wait_for(f"{key}/wish")) != _OVER:
-                self._agree(key, reason)
+            for number in counter():
+                if (reason := store.wait_for(f"{key}/{number}/wish")) != _OVER:
+                    self._agree(f"{key}/{number}", reason)
+                if reason in _LAST:
+                    return
+                self._went_on.wait()
+                with self._agreeing:
+                    if not self._ended:
+                        self._went_on.clear()
 
     def _agree(self, key: str, reason: str) -> None:
         """Settle the step after which all processes stop."""
@@ -91,6 +118,9 @@ class Stopping:
 
     def end(self) -> None:
         """Say that the run is over, which ends the threads."""
+        with self._agreeing:
+            self._ended = True
+            self._went_on.set()
         self._wishes.put(_OVER)
 
 
@@ -104,7 +134,7 @@ def stopping() -> Iterator[Stopping]:
     key = f"stop/{next(_run_numbers)}"
     threads = [
         threading.Thread(target=work, args=(key,), name="meshdsl stopping", daemon=True)
-        for work in ((stop.put_wish, stop.follow_wish) if store.count() > 1 else ())
+        for work in ((stop.put_wishes, stop.follow_wishes) if store.count() > 1 else ())
     ]
     with heard(*REASONS, by=stop.take):
         for thread in threads:

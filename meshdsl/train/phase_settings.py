@@ -15,6 +15,8 @@ CHANGES = (
     *("model.", "optimizer.", "schedule.", "precision.", "validation."),
     *("data.sources.*.weight", "data.separate", "data.prefetch"),
 )
+# Of these, what cannot be changed while a run goes on, because it depends on where a phase ends.
+_PLANNED = ("optimizer.", "schedule.", UNTIL)
 
 
 def last_step(phases: Sequence[Mapping[str, Any]], steps: int, usual: int) -> int:
@@ -56,6 +58,16 @@ def check_changes(phase: Mapping[str, Any]) -> None:
             raise MeshDSLError(f"`{key}` is one for all phases of a run; set it outside of them")
     if "family" in phase.get("model", {}):
         raise MeshDSLError("`model.family` is one for all phases of a run; set it outside of them")
+
+
+def check_relayout(table: Mapping[str, Any]) -> None:
+    """Raise a MeshDSLError where `relayout.toml` changes what a run cannot while it goes on."""
+    if not table:
+        raise MeshDSLError('it is empty; expected what changes, such as layout = "fsdp"')
+    for key in _keys(table, ""):
+        if any(_covers(planned, key) for planned in _PLANNED):
+            raise MeshDSLError(f"`{key}` is planned before a run, in a [[phase]] of its file")
+    check_changes(table)
 
 
 def _keys(table: Mapping[str, Any], path: str) -> Iterator[str]:

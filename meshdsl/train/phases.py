@@ -11,12 +11,13 @@
     optimizer.learning_rate = { decay_to = 1e-6 }
 
 A phase has the settings of the one before it, but for those that it names. It is one run all the
-same: state goes on, data go on, and steps are counted through.
+same: state goes on, data go on, and steps are counted through. A run whose layout is changed while
+it goes on has one phase more from that step on, see `meshdsl.train.relayout`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,12 +25,15 @@ import numpy as np
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.config import Config
+from meshdsl.train.elastic import with_layouts
 from meshdsl.train.optimizer import make_schedule, peak
 from meshdsl.train.phase_settings import UNTIL, check_changes
 from meshdsl.train.settings import leaves, override
 from meshdsl.train.stored_layout import as_table, find_layout
 
 _RATE, _DECAY = "learning_rate", "decay_to"
+# The number of a step, and what changes after it: a table as that of a phase, without `until`.
+Relayout = tuple[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -59,17 +63,19 @@ class Phase:
         return f"phase {self.number}, steps {self.before + 1:,} to {self.until:,}{said}"
 
 
-def phases_of(config: Config) -> tuple[Phase, ...]:
+def phases_of(config: Config, relayouts: Iterable[Relayout] = ()) -> tuple[Phase, ...]:
     """The phases of a run; one, if its settings name none.
+
+    Args:
+      relayouts: what was changed while the run went on, in the order of steps. What each of them
+        changes holds for later phases too, as far as those say nothing else.
 
     Raises:
       MeshDSLError: a phase sets what is no setting, or what is one for the whole run; or what it
         sets is not legal.
     """
-    if not config.phase:
-        return (Phase(1, 1, 0, config.steps, config),)
     now, before, found = replace(config, phase=()), 0, []
-    for number, table in enumerate(config.phase, 1):
+    for number, table in enumerate(config.phase or ({},), 1):
         until = table.get(UNTIL, config.steps)
         old = now
         try:
@@ -77,10 +83,23 @@ def phases_of(config: Config) -> tuple[Phase, ...]:
             now = _changed(now, table, before, until)
         except MeshDSLError as error:
             raise MeshDSLError(f"phase {number}: {error}") from None
-        changes = tuple(_differences(old, now))
-        found.append(Phase(number, len(config.phase), before, until, now, changes))
+        found.append(Phase(0, 0, before, until, now, tuple(_differences(old, now))))
+        for step, change in relayouts:
+            if before <= step < until:
+                found[-1:] = _relaid(found[-1], step, change)
+                now = found[-1].config
         before = until
-    return tuple(found)
+    return tuple(replace(each, number=i, count=len(found)) for i, each in enumerate(found, 1))
+
+
+def _relaid(phase: Phase, step: int, table: Mapping[str, Any]) -> list[Phase]:
+    """A phase that has other settings after a step: as two, or as one if that is its beginning."""
+    config = _changed(phase.config, table, phase.before, phase.until)
+    later = replace(phase, before=step, config=config)
+    if step == phase.before:
+        return [replace(later, changes=(*phase.changes, *_differences(phase.config, config)))]
+    changes = tuple(_differences(phase.config, config))
+    return [replace(phase, until=step), replace(later, changes=changes)]
 
 
 def phase_after(phases: Sequence[Phase], done: int) -> Phase:
@@ -101,7 +120,8 @@ def with_stored_layouts(config: Config) -> Config:
         except MeshDSLError as error:
             raise MeshDSLError(f"phase {number}: {error}") from None
         phases.append({**phase, **stored})
-    return replace(config, layout=as_table(find_layout(config.layout)), phase=tuple(phases))
+    layout, elastic = as_table(find_layout(config.layout)), with_layouts(config.elastic)
+    return replace(config, layout=layout, phase=tuple(phases), elastic=elastic)
 
 
 def _changed(config: Config, table: Mapping[str, Any], before: int, until: int) -> Config:

@@ -8,17 +8,20 @@ from functools import cached_property
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 import meshdsl as md
-from meshdsl import hosts
 from meshdsl.errors import MeshDSLError
+from meshdsl.layout import Layout
 from meshdsl.machine import chip_of
 from meshdsl.train.auto_settings import choose_here
 from meshdsl.train.checkpoints import tree_leaves
+from meshdsl.train.config import Config
 from meshdsl.train.data import Data, task_of
 from meshdsl.train.data.batches import Batches
 from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.data.remote import with_files_here
+from meshdsl.train.elastic import for_devices
 from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.few_bits import with_formats
 from meshdsl.train.job import Arrays, Job
@@ -26,20 +29,22 @@ from meshdsl.train.phases import Phase
 from meshdsl.train.stored_layout import find_layout
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Prepared:
     """A phase of a run, ready to be trained.
 
     Attributes:
-      phase: its steps, and its settings as the file says them.
+      phase: its steps, and its settings as the file says them. Where it ends may change.
       job: the model, its optimizer and its step, under the layout of the phase.
       chosen: what was chosen for settings that were `auto`, in lines.
+      choice: the same, with all values.
       print_line: says what takes long.
     """
 
     phase: Phase
     job: Job
     chosen: tuple[str, ...]
+    choice: str
     print_line: Callable[[str], Any]
 
     @cached_property
@@ -68,8 +73,14 @@ def prepare(
     # JAX's types declare the class jax.Device as a variable.
     devices: list[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
     print_line: Callable[[str], Any],
+    after: Prepared | None = None,
 ) -> dict[int, Prepared]:
     """The phases of a run by their numbers, all on the same devices.
+
+    It may be called in a thread: it asks nothing of other processes, which should compare `choice`.
+
+    Args:
+      after: the phase before the first of them, if that is not the first of the run.
 
     Raises:
       MeshDSLError: a layout does not fit the devices or the model, or the state of a phase is not
@@ -78,8 +89,10 @@ def prepare(
     found: dict[int, Prepared] = {}
     for phase in phases:
         try:
-            found[phase.number] = _prepared(phase, devices, print_line)
-            _check_state(found)
+            before, after = after, _prepared(phase, devices, print_line)
+            if before:
+                _check_state(before, after)
+            found[phase.number] = after
         except MeshDSLError as error:
             where = f"phase {phase.number}: " if phase.count > 1 else ""
             raise MeshDSLError(f"{where}{error}") from None
@@ -91,24 +104,42 @@ def _prepared(
     devices: list[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
     print_line: Callable[[str], Any],
 ) -> Prepared:
-    layout = find_layout(phase.config.layout)
-    mesh = md.make_mesh(layout, devices)
-    precision, formats = with_formats(phase.config.precision, chip_of(devices[0]))
-    config = replace(phase.config, precision=precision)
+    planned, layout, mesh = _fitting(phase.config, devices)
+    precision, formats = with_formats(planned.precision, chip_of(devices[0]))
+    config = replace(planned, precision=precision)
     choice = choose_here(config, layout, mesh)
-    hosts.agree("the choice of settings that are auto", f"{choice.values} {formats}")
     chosen = tuple(line for line in (formats, choice.line) if line)
     job = Job(choice.config, layout, mesh)
-    _ = job.batch, job.held_out  # rows that do not divide are an error
-    return Prepared(phase, job, chosen, print_line)
+    return Prepared(phase, job, chosen, f"{choice.values} {formats}", print_line)
 
 
-def _check_state(found: Mapping[int, Prepared]) -> None:
-    """Raise a MeshDSLError unless the newest phase goes on with the state of the one before it."""
-    *before, last = found.values()
-    if before:
-        states = (tree_leaves.describe(each.job.state) for each in (before[-1], last))
-        if difference := tree_leaves.first_difference(*states):
-            raise MeshDSLError(
-                f"its model or optimizer has another state than the phase before: {difference}"
-            )
+def _fitting(
+    config: Config,
+    devices: list[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
+) -> tuple[Config, Layout, Mesh]:
+    """The settings of a run on these devices, with their layout and mesh.
+
+    Raises:
+      MeshDSLError: nothing fits, and why what is planned does not.
+    """
+    refused: MeshDSLError | None = None
+    for each in for_devices(config, len(devices)):
+        layout = find_layout(each.layout)
+        mesh = md.make_mesh(layout, devices)
+        try:
+            job = Job(each, layout, mesh)
+            _ = job.batch, job.held_out  # rows that do not divide are an error
+            return each, layout, mesh
+        except MeshDSLError as error:
+            refused = refused or error
+    assert refused
+    raise refused
+
+
+def _check_state(before: Prepared, phase: Prepared) -> None:
+    """Raise a MeshDSLError unless a phase goes on with the state of the one before it."""
+    states = (tree_leaves.describe(each.job.state) for each in (before, phase))
+    if difference := tree_leaves.first_difference(*states):
+        raise MeshDSLError(
+            f"its model or optimizer has another state than the phase before: {difference}"
+        )

@@ -304,7 +304,7 @@ def _group(
     if of is not None:
         for key, name in _class_setting(of, config):
             said = of.metadata["class"].says
-            yield from ("", *_comment(said), _toml({key: name}).rstrip())
+            yield from ("", *_comment(said), as_toml({key: name}).rstrip())
     for field in dataclasses.fields(config):
         value, said = getattr(config, field.name), says.get(field.name, "")
         if dataclasses.is_dataclass(value):
@@ -312,7 +312,9 @@ def _group(
         elif isinstance(value, dict):
             entry = _entry_type(kinds[field.name])
             tables.append(_table(value, entry, said, (*path, field.name)))
-        elif kinds[field.name] == _TABLES and (text := _toml({field.name: list(value)}))[0] == "[":
+        elif (
+            kinds[field.name] == _TABLES and (text := as_toml({field.name: list(value)}))[0] == "["
+        ):
             tables.append(("", *_comment(said), text.rstrip("\n")))  # each has a header of its own
         else:
             yield from ("", *_setting(field, said, value, kinds[field.name]))
@@ -325,7 +327,7 @@ def _setting(field: dataclasses.Field, said: str, value: Any, kind: Any) -> Iter
     values = "true or false" if kind is bool else legal(field.metadata)
     yield from _comment(f"{said} Legal: {values}.".lstrip() if values else said)
     plain = list(value) if isinstance(value, tuple) else value
-    yield _toml({key_of(field): plain}).rstrip("\n")
+    yield as_toml({key_of(field): plain}).rstrip("\n")
 
 
 def _table(values: dict[str, Any], entry: Any, said: str, path: tuple[str, ...]) -> Iterator[str]:
@@ -336,7 +338,7 @@ def _table(values: dict[str, Any], entry: Any, said: str, path: tuple[str, ...])
       said: what the field is.
     """
     if entry is None:
-        yield from ("", *_comment(said), _toml(_nested(path, values)).rstrip("\n"))
+        yield from ("", *_comment(said), as_toml(_nested(path, values)).rstrip("\n"))
         return
     yield from ("", *_comment(said), _header(path))
     for name, value in values.items():
@@ -353,7 +355,7 @@ def _comment(text: str) -> list[str]:
 
 def _header(path: tuple[str, ...]) -> str:
     """The header of a table: `[data.sources.web]`."""
-    return _toml(_nested(path, {})).splitlines()[-1]
+    return as_toml(_nested(path, {})).splitlines()[-1]
 
 
 def _nested(path: tuple[str, ...], values: dict[str, Any]) -> dict[str, Any]:
@@ -363,7 +365,7 @@ def _nested(path: tuple[str, ...], values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _toml(values: Mapping[str, Any]) -> str:
+def as_toml(values: Mapping[str, Any]) -> str:
     """Nested dicts as the text of a TOML file.
 
     Raises:
@@ -385,10 +387,20 @@ def read(path: Path, config: Any, instead: Mapping[str, str] | None = None) -> A
       MeshDSLError: the file cannot be read, or has something that is not a setting.
     """
     try:
-        return _updated(config, parse_toml(path.read_text(encoding="utf-8")), instead=instead)
+        return _updated(config, parsed(path.read_text(encoding="utf-8")), instead=instead)
     except OSError as error:
         raise MeshDSLError(f"{path}: {error.strerror}") from None
     except MeshDSLError as error:
         raise MeshDSLError(f"{path}: {error}") from None
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """The tables in the text of a TOML file.
+
+    Raises:
+      MeshDSLError: it is not TOML.
+    """
+    try:
+        return parse_toml(text)
     except ValueError as error:
-        raise MeshDSLError(f"{path}: not TOML: {error}") from None
+        raise MeshDSLError(f"not TOML: {error}") from None

@@ -7,8 +7,8 @@ before it measured.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,27 +16,24 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from meshdsl import hosts
-from meshdsl.errors import MeshDSLError
-from meshdsl.figures import byte_words
 from meshdsl.hosts.signals import EXIT_CODES
 from meshdsl.machine import chip_of
-from meshdsl.predict.compiler.out_of_memory import parse_oom
 from meshdsl.program.program import Program
 from meshdsl.train.adapters import merged
 from meshdsl.train.ahead import Ahead
-from meshdsl.train.auto_settings import settings_that_save_memory
 from meshdsl.train.certified import certified
 from meshdsl.train.checkpoints import Checkpoints, warm_start
 from meshdsl.train.data import task_of
 from meshdsl.train.folder import RunFolder
-from meshdsl.train.interrupt import Stopping, stopping
+from meshdsl.train.interrupt import RELAYOUT, Stopping, stopping
 from meshdsl.train.job import Job
 from meshdsl.train.nonfinite import NonfiniteGuard
 from meshdsl.train.optimizer import make_schedule
-from meshdsl.train.phases import phase_after
+from meshdsl.train.plan import Plan
 from meshdsl.train.prepared import Prepared
 from meshdsl.train.published import other_settings
 from meshdsl.train.reading import Reading
+from meshdsl.train.relayout import Relayouts
 from meshdsl.train.repeated import Repeated
 from meshdsl.train.sample import generates, sample_text
 from meshdsl.train.startup import Startup
@@ -72,7 +69,7 @@ class TrainingLoop:
     """A run that has been checked: what it trains, what it reads, and where it writes.
 
     Attributes:
-      phases: of the run, by their numbers.
+      plan: what the run trains, phase by phase.
       now: the phase whose steps are taken at present.
       console: prints in process 0 only.
       startup: measures the time until the first step is done.
@@ -81,7 +78,7 @@ class TrainingLoop:
       reading: the batches to train on.
     """
 
-    phases: Mapping[int, Prepared]
+    plan: Plan
     now: Prepared
     console: Console
     folder: RunFolder
@@ -92,7 +89,7 @@ class TrainingLoop:
     reading: Reading = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reading = Reading(self.phases, self.now)
+        self.reading = Reading(self.plan.phases, self.now)
         self._ahead = Ahead()
         self._proofs = ExitStack()
 
@@ -114,7 +111,7 @@ class TrainingLoop:
           MeshDSLError: a step has to be proved, and is not.
         """
         self._prove(self.now, program)
-        for number, phase in self.phases.items():
+        for number, phase in self.plan.phases.items():
             if self.job.config.proof == "require" and number > self.now.phase.number:
                 self._prove(phase, phase.job.program)
 
@@ -163,8 +160,7 @@ class TrainingLoop:
 
         Where that is another phase than now, the run goes over to it: to its job and its data.
         """
-        phases = [each.phase for each in self.phases.values()]
-        phase = self.phases[phase_after(phases, done).number]
+        phase = self.plan.after(done)
         if phase is self.now:
             return state
         state = self._ahead.moved(state, self.job, phase.job)
@@ -212,18 +208,7 @@ class TrainingLoop:
 
     def _compiled(self) -> Callable:
         start = time.perf_counter()
-        try:
-            step = self._ahead.compiled(self.job)
-        except Exception as error:  # JAX has no class of its own for what a compiler says
-            if (verdict := parse_oom(str(error))) is None:
-                raise
-            job = self.job
-            helpful = settings_that_save_memory(job.config, job.layout, dict(job.mesh.shape))
-            raise MeshDSLError(
-                f"the step does not fit: {byte_words(verdict.needed)} of the "
-                f"{byte_words(verdict.available)} that a device has; what would help: "
-                + "; ".join([*helpful, "more devices"])
-            ) from None
+        step = self._ahead.compiled(self.job)
         self.console.print(f"compiled in {time.perf_counter() - start:.1f} s")
         return step
 
@@ -244,12 +229,14 @@ class TrainingLoop:
         config, untold = self.job.config, Timetable(self.job).untold
         dynamic = config.precision.loss_scale == "dynamic"
         guard = NonfiniteGuard(config.guard, self.folder.path, dynamic, untold)
+        relayouts = Relayouts(self.folder, self.plan, self._ahead, stop, lambda: self.now)
         with (
             self._watch(step, done) as watch,
             Watchdog(config.guard.timeout, self.folder.path) as dog,
+            closing(relayouts),
         ):
             while True:
-                how = step, stop, watch, dog, guard
+                how = step, stop, watch, dog, guard, relayouts
                 state, done, ending = self._steps_of_phase(state, done, *how)
                 if ending or done == self.last:
                     return state, done, ending
@@ -280,13 +267,14 @@ class TrainingLoop:
         watch: Watch,
         dog: Watchdog,
         guard: NonfiniteGuard,
+        relayouts: Relayouts,
     ) -> tuple[State, int, str | None]:
         """As `train_steps`, of the steps of this phase alone."""
         config, job, until = self.job.config, self.job, self.now.phase.until
         timetable, ending = Timetable(job), None
         repeated = Repeated(job, self.folder.path) if config.guard.repeat else None
         if until < self.last:
-            following = self.phases[self.now.phase.number + 1]
+            following = self.plan.phases[self.now.phase.number + 1]
             self._ahead.begin(job, following.job, self._said_of(following))
         while done < until and not ending:
             with watch.spent("input"):
@@ -303,6 +291,10 @@ class TrainingLoop:
                 dog.beat(done)
             # After its last step a run is finished, whatever signal came.
             ending = stop.reason_to_stop(done) if done < self.last else None
+            if ending == RELAYOUT:
+                ending = None
+                if done < until:  # otherwise it is for the next phase
+                    until = relayouts.change(self.now, done, self._prove)
             validate = done == self.last or _due(done, config.validation.every)
             save = ending or done == self.last or self.checkpoints.due(done)
             verdict = guard.judge(metrics)

@@ -31,8 +31,9 @@ from meshdsl.train.folder import RunFolder, check_folder
 from meshdsl.train.job import Job
 from meshdsl.train.optimizer import peak
 from meshdsl.train.overview import describe, whole_bytes
-from meshdsl.train.phases import phase_after, phases_of
-from meshdsl.train.prepared import Prepared, prepare
+from meshdsl.train.phases import phases_of
+from meshdsl.train.plan import Plan
+from meshdsl.train.prepared import Prepared
 from meshdsl.train.settings import leaves
 from meshdsl.train.startup import Startup
 from meshdsl.train.training_loop import Ended, TrainingLoop
@@ -96,12 +97,16 @@ def run(
         config.precision, chip_of(devices[0]), folder.stored_config if resume else None
     )
     config = replace(config, precision=precision)
-    phases = phases_of(config)
+    relayouts = hosts.first_does(folder.relayouts) if resume else []
+    phases = phases_of(config, relayouts)
     if len(phases) > 1 and (executable or ledger):
         flag = "--executable: has one step" if executable else "--ledger: is of one step"
         raise md.MeshDSLError(f"{flag}, and this run has {len(phases)} phases")
     console = hosts.console()
-    prepared = prepare(phases, devices, console.print)
+    plan = Plan(config, devices, console.print, relayouts)
+    prepared = plan.phases
+    choices = [each.choice for each in prepared.values()]
+    hosts.agree("the choice of settings that are auto", "\n".join(choices))
     job = prepared[1].job
     if config.deterministic:
         check_deterministic(job.mesh, executable is not None)
@@ -136,7 +141,7 @@ def run(
         _lock_folder(folder, lock, job, checkpoints)
         if not resume:
             hosts.first_does(folder.refuse_used)  # once more, because nobody else can come in now
-        now = prepared[phase_after(phases, done).number]
+        now = plan.after(done)
         program = now.job.program()
         chosen = "\n".join(filter(None, dict.fromkeys([formats, *now.chosen])))
         _print_overview(console, now, program, executable, chosen)
@@ -144,7 +149,7 @@ def run(
             stack.enter_context(compile_cache(folder.compiled, console.print))
         title = f"{family_name(config.model)}, batch {config.batch}"
         loop = TrainingLoop(
-            *(prepared, now, console, folder, checkpoints, startup),
+            *(plan, now, console, folder, checkpoints, startup),
             loaded=loaded_step,
             ledger=partial(ledger_of, title, program, target, ledger) if ledger else None,
         )

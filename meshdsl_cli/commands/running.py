@@ -38,6 +38,11 @@ TRAIN = Command(
             choices=("yes", "auto"),
         ),
         Flag(
+            "--relayout",
+            "do not train, but tell the run in --out, which goes on, to change to --layout and to "
+            "these settings at its next step",
+        ),
+        Flag(
             "--warm-start RUN|FILE",
             "begin with the parameters of another run, or of a safetensors file",
         ),
