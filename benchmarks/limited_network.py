@@ -68,7 +68,11 @@ class SlowNetwork:
     @property
     def coordinator(self) -> str:
         """Where process 0 may listen."""
-        return f"{_address(0)}:1234"
+        return f"{self.address(0)}:1234"
+
+    def address(self, i: int) -> str:
+        """By which the other namespaces reach namespace `i`."""
+        return _address(i)
 
     def command(self, i: int, words: Sequence[str]) -> list[str]:
         """The command line that runs `words` in namespace `i`."""

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
+from meshdsl.commands.elastic import launch_elastic
+from meshdsl.commands.processes import Place, free_port, launch
 from meshdsl.commands.restarts import Outcome, folder_of_run, start_again
 from meshdsl.errors import MeshDSLError
-from meshdsl.hosts.ending import FOLLOWED, LAUNCHED
-from meshdsl.hosts.join import VARIABLES
-from meshdsl.hosts.signals import EXIT_CODES, heard
-
-INTERRUPTED = EXIT_CODES["interrupted"]
-PROGRAM = (sys.executable, "-m", "meshdsl_cli")
-TOGETHER = 5.0  # seconds that the others have to end by themselves when one has failed
-_LINES = 60  # of what a failed process printed last
 
 
 def launch_command(arguments: argparse.Namespace) -> int:
@@ -45,165 +29,38 @@ def launch_command(arguments: argparse.Namespace) -> int:
             "one process holds all TPU chips of a machine: run the command itself, on every "
             "machine of the pod (see docs/launch.md)"
         )
-    environments = devices_of_each(arguments.processes, arguments.devices_per_process, _gpus())
+    if arguments.processes is None and not arguments.elastic:
+        raise MeshDSLError("--processes: say how many")
+    processes = arguments.processes or 1
+    environments = devices_of_each(processes, arguments.devices_per_process, _gpus())
     words = [*words, *arguments.settings]
+    if arguments.elastic:
+        if arguments.restarts or arguments.coordinator_port:
+            other = "restarts" if arguments.restarts else "coordinator-port"
+            raise MeshDSLError(
+                f"--elastic: starts again by itself, so --{other} does not go with it"
+            )
+        least, most = _range(arguments.elastic)
+        host = arguments.host or socket.gethostname()
+        return launch_elastic(words, environments, least, most, host)
     if arguments.restarts:
         folder_of_run(words)  # so that a mistake is known before anything starts
 
     def start(words: Sequence[str]) -> Outcome:
-        return launch(words, environments, arguments.coordinator_port or _free_port())
+        port = arguments.coordinator_port or free_port()
+        return launch(words, environments, Place(f"localhost:{port}"))
 
     return (
         start_again(start, words, arguments.restarts) if arguments.restarts else start(words).code
     )
 
 
-def launch(words: Sequence[str], environments: Sequence[dict[str, str]], port: int) -> Outcome:
-    """Run `meshdsl` with `words` in one process for each of `environments`.
-
-    Process 0 has the output of this one. What another one printed is shown if it fails. When one
-    fails all end, and when this process ends, however it does. SIGTERM and Ctrl-C go to all of
-    them; a second Ctrl-C kills them and ends this one.
-
-    Args:
-      words: a command line, such as `["train", "--layout", "fsdp"]`.
-      environments: what the environment of each process says beside that of this one.
-      port: where process 0 listens.
-
-    Returns: the exit code of the run, and whether a signal was passed on.
-    """
-    pipe, hold = os.pipe()  # nobody writes to it: whoever reads waits for the end of this process
-    told = {
-        VARIABLES[0]: f"localhost:{port}",
-        VARIABLES[1]: str(len(environments)),
-        LAUNCHED: str(pipe),
-    }
-    started: list[subprocess.Popen] = []
-    starting = threading.Lock()
-    came: list[int] = []
-
-    def pass_on(number: int) -> bool:
-        again = number == signal.SIGINT and number in came
-        came.append(number)
-        with starting:
-            reached = _send(started, signal.SIGKILL if again else number)
-        return reached and not again
-
-    with ExitStack() as stack:
-        logs = [
-            stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
-            for _ in environments
-        ]
-        stack.enter_context(heard(signal.SIGTERM, signal.SIGINT, by=pass_on))
-        with starting, _held_back(signal.SIGINT):
-            for i, (devices, log) in enumerate(zip(environments, logs, strict=True)):
-                environment = {**os.environ, **told, VARIABLES[2]: str(i), **devices}
-                started.append(_started(words, environment, pipe, log if i else None))
-        failed = _wait(started)
-        # Those have not failed that ended because another one did, or by a signal passed on.
-        followed = (FOLLOWED, *(-number for number in came))
-        failed = [i for i in failed if started[i].returncode not in followed]
-        _show_failed(started, failed, logs)
-    os.close(pipe)
-    os.close(hold)
-    return Outcome(_exit_code(started, failed), bool(came))
-
-
-def _started(
-    words: Sequence[str], environment: dict[str, str], pipe: int, log: IO[str] | None
-) -> subprocess.Popen:
-    """Start a process, which prints into `log`, or else where this one does."""
-    return subprocess.Popen(
-        [*PROGRAM, *words],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        pass_fds=[pipe],
-        start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
-    )
-
-
-def _wait(started: Sequence[subprocess.Popen]) -> list[int]:
-    """Wait until all have ended, and end them when one has failed.
-
-    Returns: the numbers of those that failed, the first one first.
-    """
-    failed: list[int] = []
-    until = math.inf
-    while True:
-        codes = [process.poll() for process in started]
-        failed += [
-            i
-            for i, code in enumerate(codes)
-            if code not in (None, 0, INTERRUPTED) and i not in failed
-        ]
-        if None not in codes:
-            return failed
-        if failed and until == math.inf:
-            # A process that a signal ended has told nobody.
-            ended_by_signal = started[failed[0]].returncode < 0
-            until = time.monotonic() + (0.0 if ended_by_signal else TOGETHER)
-        if time.monotonic() >= until:
-            _send(started, signal.SIGKILL)
-            for process in started:
-                process.wait()
-            return failed
-        time.sleep(0.05)
-
-
-def _show_failed(
-    started: Sequence[subprocess.Popen], failed: Sequence[int], logs: Sequence[IO[str]]
-) -> None:
-    """Show what processes that failed printed last.
-
-    Nothing where process 0 is one of them and says itself what went wrong: its output is there, and
-    what went wrong before the processes met went wrong in all of them.
-    """
-    first = started[0].returncode
-    if 0 in failed and first >= 0:
-        return
-    interrupted = [i for i, process in enumerate(started) if process.returncode == INTERRUPTED]
-    for i in failed or (interrupted if first == FOLLOWED else []):
-        _show(i, started[i].returncode, logs[i])
-
-
-def _show(number: int, code: int, log: IO[str]) -> None:
-    """Show what a failed process printed last, under its number."""
-    name = f"process {number}: "
-    log.seek(0)
-    for line in deque(log, maxlen=_LINES):
-        print(line.rstrip() if line.startswith(name) else name + line.rstrip(), file=sys.stderr)
-    if code < 0:
-        print(f"{name}ended by {signal.Signals(-code).name}", file=sys.stderr)
-
-
-def _exit_code(started: Sequence[subprocess.Popen], failed: Sequence[int]) -> int:
-    """The code of the run: that of the first process that failed, or else that was not 0."""
-    codes = [started[i].returncode for i in failed] or [
-        process.returncode for process in started if process.returncode not in (0, FOLLOWED)
-    ]
-    if not codes:
-        return 0
-    return codes[0] if codes[0] > 0 else 128 - codes[0]
-
-
-def _send(started: Sequence[subprocess.Popen], number: int) -> bool:
-    """Send a signal to those that have not ended; returns whether there were any."""
-    going = [process for process in started if process.poll() is None]
-    for process in going:
-        process.send_signal(number)
-    return bool(going)
-
-
-@contextmanager
-def _held_back(number: int) -> Iterator[None]:
-    """Processes that are started in here get this signal when they unblock it, once ready."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+def _range(text: str) -> tuple[int, int]:
+    """The numbers in `MIN:MAX`."""
+    least, _, most = text.partition(":")
+    if not (least.isdecimal() and most.isdecimal() and 0 < int(least) <= int(most)):
+        raise MeshDSLError(f"--elastic {text}: expected MIN:MAX, numbers of hosts, such as 2:4")
+    return int(least), int(most)
 
 
 def devices_of_each(processes: int, each: int | None, gpus: Sequence[str]) -> list[dict[str, str]]:
@@ -248,10 +105,3 @@ def _tpu_here() -> bool:
     return "TPU_SKIP_MDS_QUERY" not in os.environ and not os.environ.get(
         "JAX_PLATFORMS", ""
     ).startswith("cpu")
-
-
-def _free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]

@@ -43,7 +43,7 @@ def folder_of_run(words: Sequence[str]) -> RunFolder:
         if words[0] == "train" and word == "--out" and i + 1 < len(words):
             return RunFolder(Path(words[i + 1]))
     raise MeshDSLError(
-        "--restarts: is for a run that can go on: train, with --out FOLDER of its own"
+        "--restarts and --elastic are for a run that can go on: train, with --out FOLDER of its own"
     )
 
 
@@ -85,7 +85,7 @@ def start_again(
         _say(f"{died}; restart {count + 1} of {restarts}{wait}")
         if in_vain:
             sleep(_WAIT)
-        words = _resumed(words)
+        words = resumed(words)
     raise AssertionError("the last start returns")
 
 
@@ -93,7 +93,7 @@ def _newest(checkpoints: Path) -> int:
     return max(saved_steps(checkpoints), default=0)
 
 
-def _resumed(words: Sequence[str]) -> list[str]:
+def resumed(words: Sequence[str]) -> list[str]:
     """A command line that goes on with its run, or begins it where nothing is saved yet."""
     kept: list[str] = []
     for word in words:

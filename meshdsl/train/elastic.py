@@ -13,35 +13,41 @@ run keeps is the one that was planned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.mesh import abstract_mesh, axis_sizes
 from meshdsl.train.config import Config
 from meshdsl.train.elastic_settings import PLANNED
+from meshdsl.train.job import Job
 from meshdsl.train.stored_layout import as_table, find_layout
 
 
-def with_layouts(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table `[elastic]` with layouts in place of their names, so that it needs no other file.
+def fitted(config: Config, devices: int) -> Config:
+    """The settings of a run on so many devices.
 
     Raises:
-      MeshDSLError: there is no such layout.
+      MeshDSLError: they do not fit, or the layout lacks an axis that the table gives a size.
     """
-    return {
-        key: as_table(find_layout(value)) if isinstance(value, str) else value
-        for key, value in table.items()
-    }
+    refused: MeshDSLError | None = None
+    for each in _candidates(config, devices):
+        layout = find_layout(each.layout)
+        sizes = axis_sizes(layout.mesh, devices, layout.name)
+        try:
+            job = Job(each, layout, abstract_mesh(sizes, "cpu"))
+            _ = job.batch, job.held_out, job.state
+            return each
+        except MeshDSLError as error:
+            refused = refused or error
+    assert refused
+    raise refused
 
 
-def for_devices(config: Config, devices: int) -> Iterator[Config]:
-    """The settings of a run on so many devices; the first that fits the layout is the right one.
-
-    Raises:
-      MeshDSLError: the layout lacks an axis that the table gives a size.
-    """
+def _candidates(config: Config, devices: int) -> Iterator[Config]:
+    """Settings for so many devices, with as few microbatches as the memory of a device allows."""
     table = config.elastic
     config = replace(config, layout=_layout(config.layout, table.get(str(devices)), devices))
     times = max(Fraction(1), Fraction(table.get(PLANNED, devices), devices))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshdsl.errors import MeshDSLError
+from meshdsl.train.stored_layout import as_table, find_layout
 
 PLANNED = "devices"
 
@@ -23,3 +24,15 @@ def check_elastic(table: Mapping[str, Any]) -> None:
             raise MeshDSLError(f"elastic.{key}: expected sizes of mesh axes, or a layout")
         if not all(isinstance(size, int) and size > 0 for size in sizes):
             raise MeshDSLError(f"elastic.{key}: sizes of mesh axes are whole numbers of at least 1")
+
+
+def with_layouts(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table `[elastic]` with layouts in place of their names, so that it needs no other file.
+
+    Raises:
+      MeshDSLError: there is no such layout.
+    """
+    return {
+        key: as_table(find_layout(value)) if isinstance(value, str) else value
+        for key, value in table.items()
+    }

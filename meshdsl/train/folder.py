@@ -29,7 +29,7 @@ from meshdsl.train.config import Config
 from meshdsl.train.phases import Relayout, phase_after, phases_of
 from meshdsl.versions import changes, versions
 
-_LOCK, _PART, _PROOF = "lock", "config.part", "proof"
+_LOCK, _PART, _PROOF, _HOSTS = "lock", "config.part", "proof", "hosts"
 _RELAYOUT = re.compile(r"relayout-(\d+)\.toml")
 _SHARED = 60.0  # seconds in which a shared file system shows to all what one has written
 
@@ -82,6 +82,11 @@ class RunFolder:
     @property
     def compiled(self) -> Path:
         return self.path / "compiled"
+
+    @property
+    def hosts(self) -> Path:
+        """Where the hosts of an elastic run meet."""
+        return self.path / _HOSTS
 
     @property
     def checkpoints(self) -> Path:
@@ -234,7 +239,7 @@ class RunFolder:
 
 def _is_leftover(path: Path) -> bool:
     """Whether a run that never began may have left this in its folder."""
-    return path.name in (_LOCK, _PART) or path.name.startswith(_PROOF)
+    return path.name in (_LOCK, _PART, _HOSTS) or path.name.startswith(_PROOF)
 
 
 def _with_absolute_paths(config: Config) -> Config:

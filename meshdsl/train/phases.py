@@ -25,7 +25,7 @@ import numpy as np
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.config import Config
-from meshdsl.train.elastic import with_layouts
+from meshdsl.train.elastic_settings import with_layouts
 from meshdsl.train.optimizer import make_schedule, peak
 from meshdsl.train.phase_settings import UNTIL, check_changes
 from meshdsl.train.settings import leaves, override

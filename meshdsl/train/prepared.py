@@ -8,20 +8,17 @@ from functools import cached_property
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 import meshdsl as md
 from meshdsl.errors import MeshDSLError
-from meshdsl.layout import Layout
 from meshdsl.machine import chip_of
 from meshdsl.train.auto_settings import choose_here
 from meshdsl.train.checkpoints import tree_leaves
-from meshdsl.train.config import Config
 from meshdsl.train.data import Data, task_of
 from meshdsl.train.data.batches import Batches
 from meshdsl.train.data.device_batches import rows_here
 from meshdsl.train.data.remote import with_files_here
-from meshdsl.train.elastic import for_devices
+from meshdsl.train.elastic import fitted
 from meshdsl.train.evaluate import Evaluator
 from meshdsl.train.few_bits import with_formats
 from meshdsl.train.job import Arrays, Job
@@ -104,36 +101,16 @@ def _prepared(
     devices: list[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
     print_line: Callable[[str], Any],
 ) -> Prepared:
-    planned, layout, mesh = _fitting(phase.config, devices)
-    precision, formats = with_formats(planned.precision, chip_of(devices[0]))
-    config = replace(planned, precision=precision)
+    config = fitted(phase.config, len(devices)) if phase.config.elastic else phase.config
+    layout = find_layout(config.layout)
+    mesh = md.make_mesh(layout, devices)
+    precision, formats = with_formats(config.precision, chip_of(devices[0]))
+    config = replace(config, precision=precision)
     choice = choose_here(config, layout, mesh)
     chosen = tuple(line for line in (formats, choice.line) if line)
     job = Job(choice.config, layout, mesh)
+    _ = job.batch, job.held_out  # rows that do not divide are an error
     return Prepared(phase, job, chosen, f"{choice.values} {formats}", print_line)
-
-
-def _fitting(
-    config: Config,
-    devices: list[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
-) -> tuple[Config, Layout, Mesh]:
-    """The settings of a run on these devices, with their layout and mesh.
-
-    Raises:
-      MeshDSLError: nothing fits, and why what is planned does not.
-    """
-    refused: MeshDSLError | None = None
-    for each in for_devices(config, len(devices)):
-        layout = find_layout(each.layout)
-        mesh = md.make_mesh(layout, devices)
-        try:
-            job = Job(each, layout, mesh)
-            _ = job.batch, job.held_out  # rows that do not divide are an error
-            return each, layout, mesh
-        except MeshDSLError as error:
-            refused = refused or error
-    assert refused
-    raise refused
 
 
 def _check_state(before: Prepared, phase: Prepared) -> None:

@@ -166,7 +166,7 @@ LAUNCH = Command(
     function="meshdsl.commands.launch:launch_command",
     settings=True,  # of the command that is launched
     flags=(
-        Flag("--processes N", "how many", count, required=True),
+        Flag("--processes N", "how many on this machine; with --elastic 1 by default", count),
         Flag(
             "--devices-per-process N",
             "GPUs of each, by default an equal share; without GPUs virtual CPU devices, "
@@ -181,6 +181,12 @@ LAUNCH = Command(
             count,
             default=0,
         ),
+        Flag(
+            "--elastic MIN:MAX",
+            "for train --out FOLDER, on several hosts, each with this command: train on so many of "
+            "them as there are, and go on with fewer or more when some are lost or come",
+        ),
+        Flag("--host NAME", "with --elastic: how other hosts reach this one; its name by default"),
         Flag("words -- COMMAND ...", "any meshdsl command line", nargs=REMAINDER),
     ),
     epilog="For example: meshdsl launch --processes 2 --devices-per-process 4 -- "

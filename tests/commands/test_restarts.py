@@ -85,6 +85,6 @@ def test_a_command_line_has_one_resume(run, resume):
 def test_what_cannot_go_on_is_refused(words, capfd):
     assert main(["launch", "--processes", "1", "--restarts", "1", "--", *words]) == 2
     assert capfd.readouterr().err == (
-        "meshdsl launch: --restarts: is for a run that can go on: train, with --out FOLDER of its "
-        "own\n"
+        "meshdsl launch: --restarts and --elastic are for a run that can go on: train, with --out "
+        "FOLDER of its own\n"
     )

@@ -1,0 +1,153 @@
+"""A run whose hosts are lost and come back has the losses of one that nothing disturbs.
+
+Four hosts, each a `meshdsl launch --elastic` with a process of one CPU device, on this machine. A
+host that is lost gets SIGKILL with its process, at a moment that nobody chose. Three faults where
+slow tests run; 30 with HYPOTHESIS_PROFILE=nightly.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, suppress
+
+import numpy as np
+import pytest
+
+from benchmarks.limited_network import limited, missing
+from meshdsl.train.checkpoints.folders import saved_steps
+from meshdsl.train.checkpoints.saved_arrays import verify
+from tests.nightly import NIGHTLY
+from tests.train.common import SHORT, losses, train
+from tests.train.test_kill_matrix import environment, members
+
+FAULTS = 30 if NIGHTLY else 3
+SETTINGS = [
+    *(word for word in SHORT if "dropout" not in word),
+    *("batch=24", "model.d_model=24", "model.heads=4"),  # over 2, 3 and 4 devices
+    *("checkpoint.every=1", "checkpoint.keep=3", "schedule.shape=constant"),
+]
+DEADLINE = 300.0  # seconds until a run goes on after a fault
+
+
+class Fleet:
+    """The hosts of an elastic run.
+
+    Args:
+      least: as few hosts the run goes on with.
+      prefix: of the command that starts a host, by its number: in a network of its own, say.
+      names: by which the others reach each host.
+    """
+
+    def __init__(self, folder, text, steps, least=2, prefix=lambda i: [], names=None):
+        self.folder, self.prefix, self.names = folder, prefix, names
+        self.flags = ["launch", "--elastic", f"{least}:4", "--host"]
+        self.words = ["--", "train", "--data", text, "--layout", "fsdp", "--out", str(folder)]
+        self.words += [*SETTINGS, f"steps={steps}"]
+        self.hosts: dict[int, subprocess.Popen] = {}
+        self.printed = folder.with_suffix(".txt")
+
+    def add(self, number):
+        """A host comes."""
+        name = self.names[number] if self.names else "localhost"
+        command = [sys.executable, "-m", "meshdsl_cli", *self.flags, name, *self.words]
+        with self.printed.open("a") as printed:
+            self.hosts[number] = subprocess.Popen(
+                [*self.prefix(number), *command],
+                env=environment(self.folder.parent) | {"JAX_NUM_CPU_DEVICES": "1"},
+                stdout=printed,
+                stderr=printed,
+            )
+
+    def lose(self, number):
+        """A host is gone, with what runs on it."""
+        host = self.hosts.pop(number)
+        for each in [host.pid, *members(host)[1:]]:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        host.wait()
+
+    @property
+    def newest(self):
+        return max(saved_steps(self.folder / "checkpoints"), default=0)
+
+    def comes_to(self, step):
+        """Wait until a step is saved; returns how many seconds that took."""
+        began = time.monotonic()
+        while self.newest < step and any(each.poll() is None for each in self.hosts.values()):
+            assert time.monotonic() - began < DEADLINE, self.printed.read_text()
+            time.sleep(0.02)
+        return time.monotonic() - began
+
+    def meet(self, draw):
+        """One or two hosts are lost, or those that were lost come back.
+
+        Returns: what happened, and the seconds until a new step was saved.
+        """
+        lost = sorted({0, 1, 2, 3} - self.hosts.keys())
+        if lost and (len(lost) == 2 or draw.random() < 0.5):
+            what, numbers = "come", lost
+        else:
+            count = draw.choice([1, 2]) if not lost else 1
+            what, numbers = "lost", draw.sample(sorted(self.hosts), count)
+        for number in numbers:
+            (self.add if what == "come" else self.lose)(number)
+        return what, self.comes_to(self.newest + 1)
+
+    def wait(self):
+        """Wait until the run has ended on all hosts; returns their exit codes."""
+        return {number: host.wait(DEADLINE) for number, host in self.hosts.items()}
+
+    def close(self):
+        for number in list(self.hosts):
+            self.lose(number)
+
+
+@pytest.mark.slow
+def test_hosts_that_are_lost_and_come_back_change_no_loss(tmp_path, text):
+    draw, out = random.Random(FAULTS), tmp_path / "a"
+    steps = 12 * FAULTS
+    fleet = Fleet(out, text, steps)
+    with ExitStack() as stack:
+        stack.callback(fleet.close)
+        for number in range(4):
+            fleet.add(number)
+        fleet.comes_to(2)
+        for _ in range(FAULTS):
+            fleet.meet(draw)
+            time.sleep(2 * draw.random())
+        codes = fleet.wait()
+        assert set(codes.values()) == {0}, fleet.printed.read_text()
+    kept = out / "checkpoints"
+    assert [verify(kept / str(step)) for step in saved_steps(kept)] == [""] * 3
+    words = ["--data", text, "--layout", "fsdp", "--devices", "4", *SETTINGS, f"steps={steps}"]
+    code, alone = train(tmp_path / "b", *words)
+    assert code == 0
+    np.testing.assert_allclose(losses(out), alone, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_host_whose_network_is_cut_is_left_out(tmp_path, text):
+    """The folder of the run is still seen by all: it does not go by that network."""
+    if why := missing():
+        pytest.skip(why)
+    out, steps = tmp_path / "a", 400
+    with ExitStack() as stack:
+        try:
+            network = stack.enter_context(limited(0, count=3))
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
+        names = [network.address(i) for i in range(3)]
+        fleet = Fleet(out, text, steps, prefix=lambda i: network.command(i, []), names=names)
+        stack.callback(fleet.close)
+        for number in range(3):
+            fleet.add(number)
+        fleet.comes_to(3)
+        network.cut(2)
+        fleet.comes_to(fleet.newest + 3)
+        assert "round 2: 2 hosts" in fleet.printed.read_text()
+        network.mend(2)
+        while "round 3: 3 hosts" not in fleet.printed.read_text():
+            fleet.comes_to(fleet.newest + 1)
