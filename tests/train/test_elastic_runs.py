@@ -64,6 +64,8 @@ class Fleet:
     def lose(self, number):
         """A host is gone, with what runs on it."""
         host = self.hosts.pop(number)
+        if host.poll() is not None:
+            return
         for each in [host.pid, *members(host)[1:]]:
             with suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
@@ -93,6 +95,7 @@ class Fleet:
             count = draw.choice([1, 2]) if not lost else 1
             what, numbers = "lost", draw.sample(sorted(self.hosts), count)
         for number in numbers:
+            assert what == "come" or self.hosts[number].poll() is None, self.printed.read_text()
             (self.add if what == "come" else self.lose)(number)
         return what, self.comes_to(self.newest + 1)
 
