@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,7 +164,8 @@ class Hosts:
     def _larger(self, there: dict[str, Member], mine: Round) -> bool:
         """Whether a round of all hosts that follow this one would have more of them."""
         group = [each for each in there.values() if each.follows == self.me.name]
-        return len(self._of_group(group)) > len(mine.members)
+        count = len(mine.members)
+        return len(group) > count and len(self._of_group(group)) > count
 
     def _cut_off(self, mine: Round) -> bool:
         """Whether the first host of the round is gone or out of it, or is not reached any more."""
@@ -277,7 +279,7 @@ def launch_elastic(
     words = [*words, f"elastic.{PLANNED}={each * most}"] if PLANNED not in config.elastic else words
     name = f"{time.time_ns():020d}-{socket.gethostname()}-{os.getpid()}"
     me = Member(name, f"{host}:{Listener().port}", len(environments), each)
-    fits = lambda devices: not _refused(config, folder, devices, each * most)
+    fits = cache(lambda devices: not _refused(config, folder, devices, each * most))
     hosts = Hosts(folder.hosts, me, least, most, fits, _say)
     over = threading.Event()
 

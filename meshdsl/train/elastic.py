@@ -35,9 +35,9 @@ def fitted(config: Config, devices: int) -> Config:
     refused: MeshDSLError | None = None
     for each in _candidates(config, devices):
         layout = find_layout(each.layout)
-        sizes = axis_sizes(layout.mesh, devices, layout.name)
+        mesh: Any = abstract_mesh(axis_sizes(layout.mesh, devices, layout.name), "cpu")
         try:
-            job = Job(each, layout, abstract_mesh(sizes, "cpu"))
+            job = Job(each, layout, mesh)
             _ = job.batch, job.held_out, job.state
             return each
         except MeshDSLError as error:

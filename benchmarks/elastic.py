@@ -1,0 +1,65 @@
+"""How long a run of changing hosts is away when hosts are lost or come, and what is lost.
+
+    python -m benchmarks.elastic --count 30
+
+Four hosts on this machine, each a `meshdsl launch --elastic` with a process of one CPU device, train
+the run of `tests/train/test_elastic_runs.py`, with a checkpoint after each step. Drawn losses and
+returns of one or two hosts meet it. A row says how many seconds went by until a new step was saved,
+and how many losses differ by more than rounding from those of a run that was left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import tempfile
+import time
+from collections import defaultdict
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from tests.train.common import losses, train
+from tests.train.test_elastic_runs import SETTINGS, Fleet
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--count", type=int, default=30, help="how many losses and returns")
+    parser.add_argument("--seed", type=int, default=20)
+    arguments = parser.parse_args()
+    draw, steps = random.Random(arguments.seed), 12 * arguments.count
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        text = folder / "text.txt"
+        text.write_text("The quick brown fox jumps over the lazy dog. " * 200)
+        words = ["--data", str(text), "--layout", "fsdp", "--devices", "4", *SETTINGS]
+        code, alone = train(folder / "alone", *words, f"steps={steps}")
+        assert code == 0
+        took: dict[str, list[float]] = defaultdict(list)
+        with closing(Fleet(folder / "run", str(text), steps)) as fleet:
+            for number in range(4):
+                fleet.add(number)
+            fleet.comes_to(2)
+            for _ in range(arguments.count):
+                what, seconds = fleet.meet(draw)
+                took[what].append(seconds)
+                print(f"{what} {seconds:.1f} s, step {fleet.newest}", flush=True)
+                time.sleep(2 * draw.random())
+            codes = fleet.wait()
+            assert set(codes.values()) == {0}, fleet.printed.read_text()
+        found = losses(folder / "run")
+    near = np.isclose(found, alone, rtol=1e-5, atol=0.0)
+    print("| hosts | times | seconds until a new step is saved: median, longest |")
+    print("| --- | ---: | ---: |")
+    for what, seconds in sorted(took.items()):
+        print(f"| {what} | {len(seconds)} | {median(seconds):.1f}, {max(seconds):.1f} |")
+    off = f"{np.sum(~near)} of {steps} losses differ by more than 1e-5"
+    print(f"\n{off}; load of the machine at the end: {os.getloadavg()[1]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
