@@ -2,10 +2,11 @@
 
     python -m benchmarks.elastic --count 30
 
-Four hosts on this machine, each a `meshdsl launch --elastic` with a process of one CPU device, train
-the run of `tests/train/test_elastic_runs.py`, with a checkpoint after each step. Drawn losses and
-returns of one or two hosts meet it. A row says how many seconds went by until a new step was saved,
-and how many losses differ by more than rounding from those of a run that was left alone.
+Four hosts on this machine, each a `meshdsl launch --elastic` with a process of one CPU device,
+train the run of `tests/train/test_elastic_runs.py`, with a checkpoint after each step. Drawn losses
+and returns of one or two hosts meet it. A row says how many seconds went by until a new step was
+saved (where a host comes, the run goes on until that has started), and how many losses differ by
+more than rounding from those of a run that was left alone.
 """
 
 from __future__ import annotations
