@@ -27,7 +27,7 @@ class TensorBoard:
     def write(self, metrics: StepMetrics) -> None:
         """Write the metrics of a step."""
         for name, value in metrics.items():
-            if name != "step":
+            if name not in ("step", "time"):  # an event has its own time
                 self._writer.add_scalar(name, value, metrics["step"])
 
     def rewind(self, done: int) -> None:
