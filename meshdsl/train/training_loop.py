@@ -266,8 +266,7 @@ class TrainingLoop:
                 dog.beat(done)
                 pause = time.perf_counter() - start
                 self.console.print(f"{self.now.phase.words} (after a pause of {pause:.1f} s)")
-                words = {"phase": self.now.phase.number, "seconds": round(pause, 3)}
-                self.events.write("phase", done, **words)
+                self.events.write("phase", done, phase=self.now.phase.number, seconds=pause)
 
     def _compiled_or_saved(self, state: State, done: int) -> Callable:
         """The step of a phase that begins; if it cannot be compiled, no step so far is lost."""

@@ -74,9 +74,8 @@ class Events:
                 self._file.write("\n")
         if before := last_line(metrics):
             values["seen"] = before.get("time")
-        written = round(time.time(), 3)
         self._last["step"] = step
-        self.write("start", step, startup.began, steps=steps, written=written, **values)
+        self.write("start", step, startup.began, steps=steps, written=time.time(), **values)
 
     def write(
         self, event: str, step: int | None = None, at: float | None = None, **values: Any
@@ -91,6 +90,7 @@ class Events:
         """
         if self._file is not None and self._path is not None:
             found = {"time": round(time.time() if at is None else at, 3), "event": event}
+            values = {key: _rounded(value) for key, value in values.items()}
             line = found | ({} if step is None else {"step": step}) | values
             with explained_write_errors(self._path):
                 self._file.write(json.dumps(line) + "\n")
@@ -131,6 +131,11 @@ class Events:
             self._file.close()
 
 
+def _rounded(value: Any) -> Any:
+    """Seconds, to a thousandth."""
+    return round(value, 3) if isinstance(value, float) else value
+
+
 def read_events(path: Path) -> list[Event]:
     """The events of a run in their order; none where there is no such file.
 
@@ -168,5 +173,5 @@ def lost(lines: Iterable[StepMetrics]) -> Event:
     return {
         "steps": len(lines),
         "last": max((line["step"] for line in lines), default=0),
-        **{name: round(seconds, 3) for name, seconds in sums.items()},
+        **sums,
     }

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.parsing import parse_json
@@ -132,6 +132,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
-def is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> TypeGuard[float]:
     """Whether a value that was read is a number that one can calculate with."""
     return _is_number(value) and math.isfinite(value)

@@ -200,8 +200,7 @@ class Watch:
         began = time.perf_counter()
         with self._timer.spent("checkpoint"):
             yield
-        seconds = round(time.perf_counter() - began, 3)
-        self._events.write("checkpoint", self._next - 1, seconds=seconds)
+        self._events.write("checkpoint", self._next - 1, seconds=time.perf_counter() - began)
 
     def step(self, number: int, measured: Measured, tell: bool = True) -> list[StepMetrics]:
         """Take what a step measures, which the devices may still be computing.
@@ -310,7 +309,7 @@ class Watch:
             self._write()
             last = self._lap()
             spent = {f"{what}_seconds": last.get(f"{what}_seconds", 0.0) for what in BESIDE}
-            spent = {name: round(seconds, 3) for name, seconds in spent.items() if seconds}
+            spent = {name: seconds for name, seconds in spent.items() if seconds}
             self._events.at_end(self._next - 1 - (self._running is not None), spent)
 
     def _write(self) -> None:
