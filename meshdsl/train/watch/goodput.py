@@ -17,7 +17,7 @@ from typing import Any
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.watch.events import Event, read_events
 from meshdsl.train.watch.metrics_file import StepMetrics, is_finite, read_metrics
-from meshdsl.train.watch.step_timer import BESIDE, TRAINING, parts
+from meshdsl.train.watch.step_timer import BESIDE, IDLE, TRAINING, parts
 
 # What the time goes into that is not in steps that count, each with its words.
 CAUSES = {
@@ -33,7 +33,6 @@ CAUSES = {
     "repeat": "gradients computed twice",
     "rest": "the rest",
 }
-_IDLE = 0.01  # of the time of a step: a host that waits less for the devices lets them wait
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ class _Tally:
         spent = {what: _seconds(found, what) for what in found}
         training = sum(spent.get(what, 0.0) for what in TRAINING)
         waited = line.get("wait_seconds", training)
-        idle = spent.get("input", 0.0) if waited < _IDLE * training else 0.0
+        idle = spent.get("input", 0.0) if waited < IDLE * training else 0.0
         if line.get("skipped"):
             self._lose("skipped", training)
         else:

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 # What counts as training, for tokens per second: reading a batch, and the step itself. The rest,
 # such as a checkpoint, is done between steps.
 TRAINING = ("input", "step")
+# A host that waits for the devices for less than this part of a step comes so late with the next
+# one that they have nothing to do.
+IDLE = 0.01
 # What is done between steps.
 BESIDE = ("checkpoint", "validation", "phase", "profile", "repeat")
 

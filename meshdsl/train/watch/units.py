@@ -33,6 +33,7 @@ UNITS = {
     "validation_seconds": "s",
     "checkpoint_seconds": "s",
     "profile_seconds": "s",
+    "slow_processes": "processes",
     "memory_bytes": "bytes",
     "memory_peak_bytes": "bytes",
     "validation_loss": "nats per token",

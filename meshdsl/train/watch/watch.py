@@ -29,6 +29,7 @@ from meshdsl.train.watch.events import Events, lost
 from meshdsl.train.watch.exporters import TensorBoard, WandB, log_in
 from meshdsl.train.watch.ledger import Ledger, MeasuredSteps
 from meshdsl.train.watch.metrics_file import MetricsFile, StepMetrics, explained_write_errors
+from meshdsl.train.watch.pace import Pace
 from meshdsl.train.watch.profile import Profile, steps_to_trace
 from meshdsl.train.watch.screen import Show, progress
 from meshdsl.train.watch.step_timer import BESIDE, TRAINING, StepTimer
@@ -140,6 +141,7 @@ class Watch:
         self._outputs: list[_Output] = []
         self._file: MetricsFile | None = None
         self._events = events or Events()
+        self._pace = Pace(console.print, self._events)
         self._waited = 0.0  # seconds of this lap in which the host waited for the devices
         self._profile: Profile | MeasuredSteps | None = None
         self._ledger = ledger
@@ -341,6 +343,8 @@ class Watch:
             self._events.write("first_step", step, **self._startup.values())
             self._console.print(self._startup.line())
             self._startup = None
+        else:
+            metrics |= self._pace.step(step, training_seconds, times["wait_seconds"])
         if self._profile and step >= self._profile.steps[-1]:
             with self._timer.spent("profile"):
                 self._profile.close()
