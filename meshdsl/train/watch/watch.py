@@ -26,7 +26,7 @@ from meshdsl.train.config import Log
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.startup import Startup
 from meshdsl.train.watch.events import Events, lost
-from meshdsl.train.watch.exporters import TensorBoard, WandB, log_in
+from meshdsl.train.watch.exporters import MLflow, TensorBoard, WandB, ask_mlflow, log_in
 from meshdsl.train.watch.ledger import Ledger, MeasuredSteps
 from meshdsl.train.watch.metrics_file import MetricsFile, StepMetrics, explained_write_errors
 from meshdsl.train.watch.pace import Pace
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 1024  # learning rates that are computed at once
 Measured = Mapping[str, jax.Array]  # by a step, under the names of metrics
-_Output = MetricsFile | TensorBoard | WandB
+_Output = MetricsFile | TensorBoard | WandB | MLflow
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,9 @@ def check(log: Log, steps: int) -> None:
         check_extra("tensorboard", "log.tensorboard")
     if log.wandb:
         log_in(log.wandb)
+    if log.mlflow:
+        check_extra("mlflow", "log.mlflow")
+        hosts.first_does(lambda: ask_mlflow(log.mlflow))
 
 
 class Watch:
@@ -170,6 +173,8 @@ class Watch:
             add(TensorBoard(folder.path / "tensorboard", done))
         if log.wandb:
             add(WandB(log.wandb, folder.path, folder.config))
+        if log.mlflow:
+            add(MLflow(log.mlflow, folder.path, folder.config))
         self._show = stack.enter_context(progress(console, done, steps, log.every))
         traced = steps_to_trace(log.profile, steps)
         if traced and done < traced[-1]:
