@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -115,6 +115,38 @@ def last_line(path: Path) -> StepMetrics | None:
         file.seek(max(0, path.stat().st_size - _END))
         lines = list(_metrics_of(file))
     return lines[-1] if lines else None
+
+
+class MetricsReader:
+    """Reads a metrics file again and again while it grows; only what is new is read each time.
+
+    Args:
+      keep: the metrics that are kept of each step, given their names.
+    """
+
+    def __init__(self, path: Path, keep: Callable[[str], bool]):
+        self._path, self._keep = path, keep
+        self._inode = self._read = 0
+        self._lines: list[StepMetrics] = []
+
+    def lines(self) -> list[StepMetrics]:
+        """The metrics of all steps that are in the file now."""
+        try:
+            with self._path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._read:  # it was cut
+                    self._inode, self._read, self._lines = found.st_ino, 0, []
+                file.seek(self._read)
+                new = file.read()
+        except FileNotFoundError:
+            return []
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        self._lines += (
+            {name: value for name, value in line.items() if self._keep(name)}
+            for line in _metrics_of(whole.splitlines(keepends=True))
+        )
+        return self._lines
 
 
 def _metrics_of(lines: Iterable[bytes]) -> Iterator[StepMetrics]:
