@@ -32,6 +32,7 @@ def view_of(run: Standing) -> RunView:
         facts=_facts(run),
         charts=_charts(run, axis, starts if timed else []),
         x_words=duration if timed else "{:,.0f}".format,
+        timed=timed,
         parts=_parts(run),
         parts_title=f"Goodput {run.goodput.share:.1%} of {duration(run.goodput.wall)}"
         if run.goodput

@@ -14,6 +14,9 @@ _WIDTH, _HEIGHT = 460, 180  # of a chart, in pixels
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 12, 10, 24  # of what stands around the curve
 _BAR = 24  # the height of the bar
 _ROOM = 8.0  # pixels that an axis label keeps from its chart
+_DAY = 86400
+_CLOCK = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800)  # seconds between two labels
+_CLOCK = (*_CLOCK, *(hours * 3600 for hours in (1, 2, 3, 6, 12, 24)))
 _STYLE = """
 main.runs { max-width: 1034px; margin: 0 auto; padding: 24px 20px; display: block; }
 .run { padding-bottom: 30px; }
@@ -29,7 +32,6 @@ main.runs { max-width: 1034px; margin: 0 auto; padding: 24px 20px; display: bloc
 .curve { fill: none; stroke: var(--axis0); stroke-width: 1.5; stroke-linejoin: round; }
 .dot { fill: var(--paper); stroke: var(--axis1); stroke-width: 1.6; }
 .grid { stroke: var(--hair); }
-.mark { display: inline; }
 .at { stroke: var(--hair-strong); stroke-dasharray: 2 3; }
 .at.bad, .sort.bad { stroke: var(--bad); fill: var(--bad); }
 .at.start, .sort.start { stroke: var(--good); fill: var(--good); }
@@ -85,6 +87,7 @@ class RunView:
 
     Attributes:
       x_words: gives a value of x in words.
+      timed: whether x is in seconds.
       facts: figures with their names.
       parts: what its time went into, in words, with the seconds, and how often that is of all.
       events: in their order.
@@ -95,6 +98,7 @@ class RunView:
     facts: Sequence[tuple[str, str]]
     charts: Sequence[Chart]
     x_words: Callable[[float], str]
+    timed: bool
     parts: Sequence[tuple[str, float]] = ()
     parts_title: str = ""
     seconds_words: Callable[[float], str] = str
@@ -141,9 +145,9 @@ def _run(run: RunView) -> str:
         f"<figure><h2>{escape(one.title)}</h2>{_chart(one, run)}</figure>" for one in run.charts
     )
     return (
-        f'<section class="run"><h1>{escape(run.name)} <span class="quiet">{escape(run.state)}'
+        f'<article class="run"><h1>{escape(run.name)} <span class="quiet">{escape(run.state)}'
         f'</span></h1><dl class="facts">{facts}</dl><div class="charts">{charts}</div>'
-        f"{_bar(run)}{_events(run)}</section>"
+        f"{_bar(run)}{_events(run)}</article>"
     )
 
 
@@ -163,7 +167,7 @@ def _chart(chart: Chart, run: RunView) -> str:
         found.append(f'<path class="grid" d="M{_LEFT} {at}H{_WIDTH - _RIGHT}"/>')
         words = escape(chart.words(y))
         found.append(_text(_LEFT - _ROOM, at + 4, words, "end"))
-    for x in _ticks(low_x, high_x, 5):
+    for x in _ticks(low_x, high_x, 5, run.timed):
         found.append(_text(place(x, low_y)[0], _HEIGHT - 6, escape(run.x_words(x)), "middle"))
     for event in run.events:
         at, title = place(event.x, low_y)[0], escape(f"{event.words}, {event.when}")
@@ -234,11 +238,13 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _ticks(low: float, high: float, most: int) -> Iterator[float]:
-    """Round values between two, at most so many."""
+def _ticks(low: float, high: float, most: int, times: bool = False) -> Iterator[float]:
+    """Round values between two, at most so many; `times`: they are seconds."""
     rough = (high - low) / most
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * n for n in (1, 2, 5, 10) if size * n >= rough * 0.999)
+    if times:
+        step = next((each for each in _CLOCK if each >= rough), math.ceil(rough / _DAY) * _DAY)
     first = math.ceil(low / step - 1e-9)
     for number in range(first, math.floor(high / step + 1e-9) + 1):
         yield number * step

@@ -91,12 +91,17 @@ class RunReader:
         state = _state(lines, events, now, seen)
         going = state in ("running", "starting")
         spent = goodput_of(events, lines, now if going else None)
-        steps = next(
-            (one["steps"] for one in reversed(events) if is_finite(one.get("steps"))), None
-        )
-        known = steps if events else None
+        starts = [event for event in events if event["event"] == "start"]
+        steps = starts[-1].get("steps") if starts else None
         return Standing(
-            *(self._name, state, known, lines, list(_with_gone(lines, events)), spent, now, seen)
+            name=self._name,
+            state=state,
+            steps=int(steps) if is_finite(steps) else None,
+            lines=lines,
+            events=list(_with_gone(events)),
+            goodput=spent,
+            now=now,
+            seen=seen,
         )
 
 
@@ -128,7 +133,7 @@ def _state(
     return "running" if now - seen < patience else "no sign of life"
 
 
-def _with_gone(lines: Sequence[StepMetrics], events: Sequence[Event]) -> Iterator[Event]:
+def _with_gone(events: Sequence[Event]) -> Iterator[Event]:
     """The events, and where a start without an end was gone."""
     before: Mapping[str, object] | None = None
     for event in events:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from meshdsl.figures import byte_words
 from meshdsl.train.watch.event_words import age, duration, event_words
 from meshdsl.train.watch.goodput import CAUSES, Goodput
@@ -87,33 +89,30 @@ def chart(values: Sequence[float], width: int) -> list[str]:
     The largest and the smallest mean stand on the left. Values that are not finite are left out;
     there are no lines where there are none.
     """
-    points = means(values, 2 * max(1, width))
-    known = [value for value in points if value is not None]
-    if not known:
+    width = max(1, width)
+    points = np.asarray(_means(values, 2 * width))
+    known = np.flatnonzero(np.isfinite(points))
+    if not known.size:
         return []
-    low, high = min(known), max(known)
+    along = np.linspace(0, len(points) - 1, 2 * width)
+    curve = np.interp(along, known, points[known])
+    low, high = curve.min(), curve.max()
     rows = 4 * _HEIGHT
-    cells = [[0] * (len(points) // 2 + 1) for _ in range(_HEIGHT)]
-    for x, value in enumerate(points):
-        if value is not None:
-            share = (high - value) / (high - low) if high > low else 0.5
-            y = min(rows - 1, int(share * rows))
-            cells[y // 4][x // 2] |= _DOTS[x % 2][y % 4]
+    shares = (high - curve) / (high - low) if high > low else np.full(2 * width, 0.5)
+    cells = [[0] * width for _ in range(_HEIGHT)]
+    for x, y in enumerate(np.minimum(rows - 1, (shares * rows).astype(int))):
+        cells[y // 4][x // 2] |= _DOTS[x % 2][y % 4]
     lines = ["".join(chr(0x2800 + cell) for cell in row).rstrip("\u2800") for row in cells]
     side = [""] * _HEIGHT
     side[0], side[-1] = f"{high:.4g}", f"{low:.4g}"
     return [f"{words:>{_SIDE}} {line}" for words, line in zip(side, lines, strict=True)]
 
 
-def means(values: Sequence[float], count: int) -> list[float | None]:
-    """At most `count` means, each of as many values that follow each other; None: none is finite.
-
-    Args:
-      values: such as a metric over the steps.
-    """
+def _means(values: Sequence[float], count: int) -> list[float]:
+    """At most `count` means, each of as many values that follow each other; NaN: none is finite."""
     size = max(1, math.ceil(len(values) / count))
     found = []
     for first in range(0, len(values), size):
         part = [value for value in values[first : first + size] if is_finite(value)]
-        found.append(math.fsum(part) / len(part) if part else None)
+        found.append(math.fsum(part) / len(part) if part else math.nan)
     return found
