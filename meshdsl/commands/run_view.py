@@ -16,7 +16,7 @@ from meshdsl.train.watch.units import SPEED
 
 _POINTS = 600  # of a curve, at most
 _EVENTS = 200  # the newest of a run, that are listed and marked
-_BAD = {"lost", "rollback", "gone", "slow"}
+_BAD = {"lost", "rollback", "gone", "skipped", "slow"}
 _LEAST = 0.0005  # of the time of a run: what takes less is left out
 
 

@@ -19,6 +19,7 @@ from meshdsl.train.watch.standing import RunReader
 from meshdsl.train.watch.standing_text import standing_lines
 
 _EVERY = 1.0  # seconds from one picture in the terminal to the next
+_REST = 4.0  # times what a picture took, at least: runs of many steps take a while
 _WIDTH = 100  # columns where there is no terminal
 
 
@@ -57,9 +58,10 @@ def _show(readers: Sequence[RunReader]) -> int:
     over = threading.Event()
     with heard(*REASONS, by=_ends(over)), Live(screen=True, auto_refresh=False) as live:
         while not over.is_set():
+            began = time.monotonic()
             lines = _lines(readers, live.console.width)
             live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
-            over.wait(_EVERY)
+            over.wait(max(_EVERY, _REST * (time.monotonic() - began)))
     return 0
 
 

@@ -84,6 +84,7 @@ _WORDS: dict[str, Callable[[Event], str]] = {
     "phase": lambda event: f"phase {event.get('phase')} begins{_took(event)}",
     "checkpoint": lambda event: f"checkpoint of step {_int(event, 'step')}{_took(event)}",
     "slow": _slow,
+    "skipped": lambda event: f"step {_int(event, 'step')} changed nothing: it was not finite",
     "gone": lambda event: "gone without a word",
     "end": _end,
 }

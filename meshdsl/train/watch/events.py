@@ -34,6 +34,7 @@ from meshdsl.train.watch.step_timer import TRAINING, parts
 Event = dict[str, Any]
 
 _LINE = re.compile(rb"\{.*\}\n")
+_LATEST = 1e11  # seconds since 1970: a clock that says more cannot be right
 _TEXT = 300  # characters of an error that are kept
 
 
@@ -139,7 +140,7 @@ def _rounded(value: Any) -> Any:
 def read_events(path: Path) -> list[Event]:
     """The events of a run in their order; none where there is no such file.
 
-    Lines that are damaged are passed over, and so are those without a time.
+    Lines that are damaged are passed over, and so are those without a time that can be.
     """
     if not path.is_file():
         return []
@@ -152,7 +153,8 @@ def read_events(path: Path) -> list[Event]:
                 event = parse_json(line)
             except ValueError:
                 continue
-            if is_finite(event.get("time")) and isinstance(event.get("event"), str):
+            at = event.get("time")
+            if is_finite(at) and 0 <= at < _LATEST and isinstance(event.get("event"), str):
                 found.append(event)
     return found
 

@@ -131,8 +131,7 @@ class _Tally:
 
     def line(self, line: StepMetrics) -> None:
         self.steps += 1
-        found = parts(line)
-        spent = {what: _seconds(found, what) for what in found}
+        spent = {what: seconds for what, seconds in parts(line).items() if is_finite(seconds)}
         training = sum(spent.get(what, 0.0) for what in TRAINING)
         waited = line.get("wait_seconds", training)
         idle = spent.get("input", 0.0) if waited < IDLE * training else 0.0
@@ -151,8 +150,9 @@ class _Tally:
             self._lose_beside({what: _seconds(event, f"{what}_seconds") for what in BESIDE})
 
     def _lose_beside(self, spent: Mapping[str, float]) -> None:
-        for what in BESIDE:
-            self._lose(what, spent.get(what, 0.0))
+        for what, seconds in spent.items():
+            if what not in TRAINING:
+                self._lose(what, seconds)
 
     def _lose(self, what: str, seconds: float) -> None:
         self.losses[what] = self.losses.get(what, 0.0) + seconds

@@ -14,6 +14,7 @@ TRAINING = ("input", "step")
 IDLE = 0.01
 # What is done between steps.
 BESIDE = ("checkpoint", "validation", "phase", "profile", "repeat")
+_METRICS = tuple((what, f"{what}_seconds") for what in (*TRAINING, *BESIDE))
 
 
 class StepTimer:
@@ -64,5 +65,5 @@ def parts(metrics: Mapping[str, float]) -> dict[str, float]:
     """
     if "startup_seconds" in metrics:
         return {}
-    every = ((what, metrics.get(f"{what}_seconds", 0.0)) for what in (*TRAINING, *BESIDE))
-    return {what: seconds for what, seconds in every if seconds > 0}
+    every = ((what, metrics.get(name)) for what, name in _METRICS)
+    return {what: seconds for what, seconds in every if seconds and seconds > 0}

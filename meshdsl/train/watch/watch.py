@@ -32,7 +32,7 @@ from meshdsl.train.watch.metrics_file import MetricsFile, StepMetrics, explained
 from meshdsl.train.watch.pace import Pace
 from meshdsl.train.watch.profile import Profile, steps_to_trace
 from meshdsl.train.watch.screen import Show, progress
-from meshdsl.train.watch.step_timer import BESIDE, TRAINING, StepTimer
+from meshdsl.train.watch.step_timer import BESIDE, TRAINING, StepTimer, parts
 from meshdsl.train.watch.units import SPEED, bits_per_byte
 
 if TYPE_CHECKING:
@@ -263,6 +263,8 @@ class Watch:
         for measured in self._told:
             values = {name: float(value) for name, value in measured.items()}
             known.append(self._metrics(values, self._unknown.pop(0)))
+            if known[-1].get("skipped"):
+                self._events.write("skipped", known[-1]["step"])
         self._told = []
         self._unwritten += known
         for metrics in [*known, *self._unknown[-1:]]:
@@ -314,9 +316,8 @@ class Watch:
             if error is None:
                 self.settle()
             self._write()
-            last = self._lap()
-            spent = {f"{what}_seconds": last.get(f"{what}_seconds", 0.0) for what in BESIDE}
-            spent = {name: seconds for name, seconds in spent.items() if seconds}
+            last = parts(self._lap())
+            spent = {f"{what}_seconds": last[what] for what in last if what in BESIDE}
             self._events.at_end(self._next - 1 - (self._running is not None), spent)
 
     def _write(self) -> None:
