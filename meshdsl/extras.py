@@ -26,6 +26,7 @@ EXTRAS = {
     "plot": ("matplotlib",),
     "tensorboard": ("tensorboardX",),
     "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
     "chat": ("jinja2",),
     "eval": ("lm_eval",),
     "zst": ("zstandard",),

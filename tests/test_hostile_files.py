@@ -21,8 +21,10 @@ from safetensors.numpy import save_file
 
 import meshdsl as md
 from meshdsl import MeshDSLError
+from meshdsl.commands.run_view import view_of
 from meshdsl.machine.chips import chips
 from meshdsl.predict.compiler import executables
+from meshdsl.tools.run_page import run_page
 from meshdsl.train.checkpoints import manifest
 from meshdsl.train.checkpoints.named_parameters import adapters_of, averages_of, parameters_of
 from meshdsl.train.checkpoints.newest import newest_complete
@@ -41,6 +43,9 @@ from meshdsl.train.published import published_settings
 from meshdsl.train.settings import override
 from meshdsl.train.settings import read as read_settings
 from meshdsl.train.watch.curves import panels, read_runs
+from meshdsl.train.watch.goodput import goodput
+from meshdsl.train.watch.standing import RunReader
+from meshdsl.train.watch.standing_text import standing_lines
 from tests.nightly import NIGHTLY
 from tests.train.checkpoints.states import ONE, make_state, opened
 from tests.train.checkpoints.states import saved as saved_states
@@ -112,6 +117,13 @@ def read_metrics(path):
     panels(read_runs([path.parent]), ["loss"], "step", 1)
 
 
+def read_events(path):
+    standing = RunReader("a", path.parent).standing(2e9)
+    list(standing_lines(standing, 80))
+    run_page([view_of(standing)], 2e9)
+    goodput(path.parent)
+
+
 def read_documents(path):
     for file in find_files([str(path)]):
         for document in documents(file, "text"):
@@ -170,6 +182,17 @@ def read_gzipped(path):
 SAID = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 CONFIG = 'steps = 4\nlayout = "fsdp"\n[model]\nlayers = 2\n[data.sources.a]\npaths = []'
 METRICS = {"step": range(1, 5), "loss": [2.0] * 4, "tokens": [8] * 4, "seconds": [0.1] * 4}
+EVENTS = {
+    "time": [1e9, 1e9 + 5, 1e9 + 9, 1e9 + 12],
+    "event": ["start", "first_step", "rollback", "slow"],
+    "step": range(4),
+    "steps": [9, 0, 2, 0],
+    "startup_seconds": [0.0, 5.0, 0.0, 0.0],
+    "startup_import_seconds": [0.0, 5.0, 0.0, 0.0],
+    "seconds": [0.5] * 4,
+    "processes": [[1]] * 4,
+    "hosts": [["b"]] * 4,
+}
 
 
 def named(name, write):
@@ -213,6 +236,7 @@ KINDS = {
     ),
     "checkpoint": (checkpoint, read_checkpoint),
     "metrics": (table("metrics.jsonl", **METRICS), read_metrics),
+    "events": (table("events.jsonl", **EVENTS), read_events),
     "jsonl": (LINES, read_documents),
     "chat": (table("chat.jsonl", messages=[SAID]), read_chat),
     "parquet": (table("a.parquet", text=TEXTS), read_documents),

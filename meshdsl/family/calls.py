@@ -18,8 +18,8 @@ from meshdsl.tensor import Tensor, is_tensor
 
 # Names that a run's own measures have in `metrics.jsonl`.
 RESERVED = frozenset(
-    "step loss loss_scale skipped gradient_norm parameter_norm learning_rate bits_per_byte seconds "
-    "tokens images pairs examples".split()
+    "step time loss loss_scale skipped gradient_norm parameter_norm learning_rate bits_per_byte "
+    "seconds tokens images pairs examples".split()
 )
 
 

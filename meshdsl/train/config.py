@@ -246,12 +246,15 @@ class Log:
       every: steps between two printed lines, where there is no terminal.
       tensorboard: whether the folder of the run gets files for TensorBoard.
       wandb: the project at Weights & Biases that is told; empty: none.
+      mlflow: the address of MLflow and the experiment that is told, as `https://host:5000/name`;
+        empty: none.
       profile: the first and last step of a trace, as `10:15`; empty: no trace.
     """
 
     every: int = bounded(10, least=1)
     tensorboard: bool = False
     wandb: str = ""
+    mlflow: str = ""
     profile: str = ""
 
 

@@ -48,6 +48,10 @@ class RunFolder:
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
     def certificate(self, phase: int = 1) -> Path:
         """What is proved of the step of a phase."""
         return self.path / (f"{_PROOF}-{phase}.json" if phase > 1 else f"{_PROOF}.json")

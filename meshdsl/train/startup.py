@@ -19,9 +19,13 @@ class Startup:
 
     Args:
       already: seconds that belong to the first part, and were before.
+
+    Attributes:
+      began: when the first part began, in seconds since 1970.
     """
 
     def __init__(self, already: float = 0.0):
+        self.began = time.time() - already
         self._since = time.perf_counter() - already
         self._parts: dict[str, float] = {}
 

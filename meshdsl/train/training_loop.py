@@ -40,6 +40,7 @@ from meshdsl.train.startup import Startup
 from meshdsl.train.step import State
 from meshdsl.train.timetable import Timetable
 from meshdsl.train.watch import Facts, Watch
+from meshdsl.train.watch.events import Events
 from meshdsl.train.watch.ledger import Ledger
 from meshdsl.train.watchdog import Watchdog
 
@@ -75,6 +76,7 @@ class TrainingLoop:
       startup: measures the time until the first step is done.
       loaded: the compiled step, where it was read from a file.
       ledger: makes the ledger of a compiled step, where the run is to measure some.
+      events: where what happens to the run is written.
       reading: the batches to train on.
     """
 
@@ -86,6 +88,7 @@ class TrainingLoop:
     startup: Startup
     loaded: Callable | None = None
     ledger: Callable[[Callable], Ledger] | None = None
+    events: Events = field(default_factory=Events)
     reading: Reading = field(init=False)
 
     def __post_init__(self) -> None:
@@ -186,7 +189,9 @@ class TrainingLoop:
         self.startup.done("compile")
         with stopping() as stop:
             state, done, ending = self.train_steps(step, state, done, stop)
+            start = time.perf_counter()
             self.checkpoints.close()  # so what is said to be saved is on disk
+            self.events.end(ending or "finished", time.perf_counter() - start)
         # A signal that came in the last step. This process got it, others perhaps did not.
         if done == self.last and stop.wish:
             text = f"meshdsl: {stop.wish} after step {done}, the last one, which is saved"
@@ -248,6 +253,7 @@ class TrainingLoop:
                 dog.beat(done)
                 pause = time.perf_counter() - start
                 self.console.print(f"{self.now.phase.words} (after a pause of {pause:.1f} s)")
+                self.events.write("phase", done, phase=self.now.phase.number, seconds=pause)
 
     def _compiled_or_saved(self, state: State, done: int) -> Callable:
         """The step of a phase that begins; if it cannot be compiled, no step so far is lost."""
@@ -332,6 +338,7 @@ class TrainingLoop:
             startup=self.startup,
             ledger=self.ledger(step) if self.ledger else None,
             told=self.job.step.told,
+            events=self.events,
         )
 
     def roll_back(self) -> tuple[State, int]:

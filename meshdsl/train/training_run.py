@@ -38,6 +38,7 @@ from meshdsl.train.settings import leaves
 from meshdsl.train.startup import Startup
 from meshdsl.train.training_loop import Ended, TrainingLoop
 from meshdsl.train.watch import check
+from meshdsl.train.watch.events import Events
 from meshdsl.train.watch.ledger import (
     WriteLedger,
     check_ledger,
@@ -148,8 +149,10 @@ def run(
         if config.compile_cache:
             stack.enter_context(compile_cache(folder.compiled, console.print))
         title = f"{family_name(config.model)}, batch {config.batch}"
+        events = stack.enter_context(Events(folder.events if hosts.first() else None))
         loop = TrainingLoop(
             *(plan, now, console, folder, checkpoints, startup),
+            events=events,
             loaded=loaded_step,
             ledger=partial(ledger_of, title, program, target, ledger) if ledger else None,
         )
@@ -163,6 +166,8 @@ def run(
         hosts.first_does(lambda: folder.write_config(config, chosen))
         if changed := hosts.first_does(folder.note_versions):
             console.print(f"other versions than before, so bits may differ: {', '.join(changed)}")
+        where = {"processes": hosts.count(), "devices": now.job.mesh.size}
+        events.started(startup, done, config.steps, folder.metrics, **where)
         return loop.train_to_end(state, done)
 
 

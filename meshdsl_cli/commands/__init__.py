@@ -14,9 +14,9 @@ from meshdsl_cli.commands.analysing import (
 )
 from meshdsl_cli.commands.measuring import CALIBRATE
 from meshdsl_cli.commands.running import EVALUATE, GENERATE, LAUNCH, TRAIN
-from meshdsl_cli.commands.stored import CHECKPOINT, EXPORT, IMPORT, PLOT, TOKENIZER
+from meshdsl_cli.commands.stored import CHECKPOINT, EXPORT, IMPORT, PLOT, TOKENIZER, TOP
 
 COMMANDS = (
-    *(TRAIN, GENERATE, EVALUATE, LAUNCH, CHECKPOINT, IMPORT, EXPORT, TOKENIZER, PLOT),
+    *(TRAIN, GENERATE, EVALUATE, LAUNCH, CHECKPOINT, IMPORT, EXPORT, TOKENIZER, PLOT, TOP),
     *(EXPLAIN, COMPILE, COMPARE, SEARCH, VERIFY, CALIBRATE, LAYOUTS, MODELS),
 )

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from meshdsl_cli.declare import Command, Flag
-from meshdsl_cli.flags import AVERAGE, RUN, count
+from meshdsl_cli.flags import AVERAGE, RUN, count, seconds
 
 _RUN = RUN.but(help="the folder of a run, or of its checkpoints")
 _STEP = Flag("--step N", "the checkpoint of this step; by default the newest", int)
@@ -179,5 +179,24 @@ PLOT = Command(
             default="step",
         ),
         Flag("--smooth N", "draw means of N steps", count, default=1),
+    ),
+)
+
+
+TOP = Command(
+    "top",
+    help="how runs stand: progress, curve, speed, goodput and events, while they go on or after",
+    function="meshdsl.commands.top:watch_runs",
+    without_settings="`{setting}`: top takes no settings; a folder of that name is written "
+    "./{setting}",
+    flags=(
+        Flag("runs RUN...", "the folder of a run", Path),
+        Flag("--once", "print it once, and end; what is no terminal gets that in any case"),
+        Flag("--page FILE", "write a page with pictures instead, which needs nothing else", Path),
+        Flag(
+            "--every SECONDS",
+            "write the page again and again until Ctrl-C; a browser loads it again",
+            seconds,
+        ),
     ),
 )

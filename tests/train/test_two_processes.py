@@ -14,6 +14,7 @@ import time
 
 import pytest
 
+from meshdsl.train.watch.events import read_events
 from meshdsl_cli import main
 from tests.hosts.test_hosts import ROOT, free_port
 from tests.train.common import SHORT, losses
@@ -65,6 +66,39 @@ def train_in_two(layout, settings, out):
     assert [process.returncode for process in both] == [0, 0], printed
     assert "on 8 cpu devices" in printed[0][0] and "[Gloo]" not in printed[0][0]
     assert printed[1] == ("", ""), "only process 0 prints"
+
+
+SLOW_DATA = """
+import threading, time
+import numpy as np
+from meshdsl import hosts
+from meshdsl.train.watch import pace
+
+pace.INTERVAL = 0.1
+LOCK = threading.Lock()
+
+class Rows:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if hosts.index() == 1:
+            with LOCK:
+                time.sleep(0.2)
+        return {"tokens": np.full(16, index), "targets": np.full(16, index)}
+
+def rows(subset):
+    return Rows() if subset == "train" else None
+"""
+
+
+@pytest.mark.slow
+def test_a_process_whose_input_is_slow_is_named(tmp_path):
+    (tmp_path / "slow_data.py").write_text(SLOW_DATA)
+    data = [f"data.sources.own.dataset={tmp_path}/slow_data.py:rows", "data.task=examples"]
+    train_in_two("data", [*SHORT, *data, "data.validation=0.3", "steps=64"], tmp_path / "two")
+    found = [one for one in read_events(tmp_path / "two/events.jsonl") if one["event"] == "slow"]
+    assert found[0]["processes"] == [1]
 
 
 def train_in_one(layout, steps, out, *words):

@@ -20,7 +20,15 @@ from typing import Any
 from meshdsl.predict.explanation import Explanation, TensorView
 from meshdsl.predict.ledger.report import LedgerReport
 
-__all__ = ["ledger_html", "ledger_page", "page", "program_html", "tensor_html"]
+__all__ = [
+    "content_hash",
+    "ledger_html",
+    "ledger_page",
+    "page",
+    "program_html",
+    "style_sheet",
+    "tensor_html",
+]
 
 
 def page(explanation: Explanation) -> str:
@@ -65,7 +73,7 @@ def _document(view: str, data: Mapping[str, Any]) -> str:
     style, script = _file("page.css"), _file("page.js")
     # Where no `<` is left, no name can end the element that the data stands in.
     text = json.dumps(data).replace("<", r"\u003c")
-    hashes = {"style_hash": _hash(style), "script_hash": _hash(script)}
+    hashes = {"style_hash": content_hash(style), "script_hash": content_hash(script)}
     return Template(_file("page.html")).substitute(
         view=view, style=style, script=script, data=text, **hashes
     )
@@ -77,11 +85,16 @@ def _frame(document: str) -> str:
     return f'<iframe style="{style}" srcdoc="{escape(document)}"></iframe>'
 
 
+def style_sheet() -> str:
+    """The style of these pages, for one that is drawn without the script."""
+    return _file("page.css")
+
+
 @cache
 def _file(name: str) -> str:
     return (files("meshdsl.tools.page") / name).read_text("utf-8")
 
 
-def _hash(text: str) -> str:
+def content_hash(text: str) -> str:
     """The name by which a content security policy allows a style or a script."""
     return f"sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -73,10 +73,11 @@ def read_runs(folders: Sequence[Path]) -> dict[str, list[StepMetrics]]:
       MeshDSLError: a folder does not exist, or has no metrics.
     """
     runs = {folder: _read(folder) for folder in dict.fromkeys(folders)}
-    return dict(zip(_names(list(runs)), runs.values(), strict=True))
+    return dict(zip(run_names(list(runs)), runs.values(), strict=True))
 
 
-def _read(folder: Path) -> list[StepMetrics]:
+def check_run(folder: Path, *others: str) -> None:
+    """Raise a MeshDSLError unless a folder has the metrics of a run, or one of the other files."""
     if not folder.is_dir():
         near = (
             nearest(folder.name, [each.name for each in folder.parent.iterdir() if each.is_dir()])
@@ -84,19 +85,22 @@ def _read(folder: Path) -> list[StepMetrics]:
             else ""
         )
         raise MeshDSLError(f"no run {folder}{near}")
-    path = folder / "metrics.jsonl"
-    if not path.is_file():
+    if not any((folder / name).is_file() for name in ("metrics.jsonl", *others)):
         inside = sorted(each.parent.name for each in folder.glob("*/metrics.jsonl"))
         runs = f"; its folders have: {', '.join(inside)}" if inside else ""
         raise MeshDSLError(f"{folder}: is no run, it has no metrics.jsonl{runs}")
-    steps = list(read_metrics(path))
+
+
+def _read(folder: Path) -> list[StepMetrics]:
+    check_run(folder)
+    steps = list(read_metrics(folder / "metrics.jsonl"))
     if not steps:
         raise MeshDSLError(f"{folder}: no step of the run is in its metrics.jsonl yet")
     return steps
 
 
-def _names(folders: list[Path]) -> list[str]:
-    """The ends of the paths, all of the shortest length at which they differ."""
+def run_names(folders: Sequence[Path]) -> list[str]:
+    """The ends of the paths of runs, all of the shortest length at which they differ."""
     parts = [folder.absolute().parts for folder in folders]
     names: list[str] = []
     for depth in range(1, max(map(len, parts)) + 1):

@@ -1,12 +1,15 @@
-"""Metrics for other programs: event files of TensorBoard, and Weights & Biases; both are extras."""
+"""Metrics for other programs: TensorBoard, Weights & Biases and MLflow; all three are extras."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 import tomllib
 import uuid
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from meshdsl import hosts
 from meshdsl.errors import MeshDSLError
@@ -27,7 +30,7 @@ class TensorBoard:
     def write(self, metrics: StepMetrics) -> None:
         """Write the metrics of a step."""
         for name, value in metrics.items():
-            if name != "step":
+            if name not in ("step", "time"):  # an event has its own time
                 self._writer.add_scalar(name, value, metrics["step"])
 
     def rewind(self, done: int) -> None:
@@ -114,3 +117,115 @@ class WandB:
     def close(self) -> None:
         """Send what is waiting, and end the run there."""
         self._run.finish()
+
+
+_ILLEGAL = re.compile(r"[^\w\-. :/]")  # in the name of a metric or a parameter of MLflow
+_PARAMETERS = 100  # that MLflow takes at once
+_MLFLOW = "log.mlflow"
+
+
+def ask_mlflow(where: str) -> None:
+    """Make sure that MLflow can be asked, before anything is written; raises as below."""
+    _experiment(where)
+
+
+def _experiment(where: str) -> tuple[Any, str, str | None]:
+    """The client of MLflow for a setting `log.mlflow`, the name of the experiment, and its id.
+
+    The id is None where there is no such experiment yet.
+
+    Args:
+      where: the address of a tracking server, or of a database, and the name of the experiment
+        after the last slash; the name alone where MLflow knows the address by itself.
+
+    Raises:
+      MeshDSLError: mlflow is not installed, there is no name, or the server cannot be asked.
+    """
+    with extra("mlflow", _MLFLOW):
+        import mlflow  # pyright: ignore[reportMissingImports]
+    address, _, name = where.rpartition("/")
+    if not name:
+        raise MeshDSLError(
+            f"{_MLFLOW}={where}: expected the name of an experiment at the end, as "
+            "https://HOST:5000/NAME"
+        )
+    try:
+        client = mlflow.MlflowClient(tracking_uri=address or None)
+        found = client.get_experiment_by_name(name)
+    except mlflow.MlflowException as error:
+        raise MeshDSLError(f"{_MLFLOW}={where}: {' '.join(str(error).split())}") from None
+    return client, name, found.experiment_id if found else None
+
+
+class MLflow:
+    """Logs to a run of MLflow, which is the same one after a resume.
+
+    Its id is in the file `mlflow-id` of the run's folder. Threads of MLflow's own send what is
+    logged. Of a step that is run again the values of both times are there.
+
+    Args:
+      where: the setting `log.mlflow`: an address, a slash, and the name of an experiment.
+      folder: of the run.
+      config: the file with the run's configuration; its settings are shown as the parameters of a
+        new run.
+
+    Raises:
+      MeshDSLError: mlflow is not installed, or refuses the run.
+    """
+
+    def __init__(self, where: str, folder: Path, config: Path):
+        self._client, name, experiment = _experiment(where)
+        with extra("mlflow", _MLFLOW):
+            import mlflow  # pyright: ignore[reportMissingImports]
+        self._entities, self._sent = mlflow.entities, None
+        id_file = folder / "mlflow-id"
+        try:
+            if id_file.exists():
+                self._id = id_file.read_text(encoding="utf-8").strip()
+                self._client.update_run(self._id, status="RUNNING")
+                return
+            experiment = experiment or self._client.create_experiment(name)
+            self._id = self._client.create_run(experiment, run_name=folder.name).info.run_id
+            id_file.write_text(self._id, encoding="utf-8")
+            self._show(tomllib.loads(config.read_text("utf-8")) if config.exists() else {})
+        except mlflow.MlflowException as error:
+            text = " ".join(str(error).split())
+            raise MeshDSLError(f"{_MLFLOW}={where}: {text}") from None
+
+    def _show(self, settings: Mapping[str, Any]) -> None:
+        shown = [self._entities.Param(_legal(key), str(it)) for key, it in _leaves(settings)]
+        for first in range(0, len(shown), _PARAMETERS):
+            self._client.log_batch(self._id, params=shown[first : first + _PARAMETERS])
+
+    def write(self, metrics: StepMetrics) -> None:
+        """Log the metrics of a step."""
+        when = int(1000 * metrics["time"])
+        each = [
+            self._entities.Metric(_legal(name), value, when, metrics["step"])
+            for name, value in metrics.items()
+            if name not in ("step", "time")
+        ]
+        self._sent = self._client.log_batch(self._id, metrics=each, synchronous=False)
+
+    def rewind(self, done: int) -> None:
+        """Do nothing: the steps after `done` come again, with later times."""
+
+    def close(self) -> None:
+        """Send what is waiting, and end the run there."""
+        if self._sent is not None:
+            self._sent.wait()
+        self._client.set_terminated(self._id)
+
+
+def _legal(name: str) -> str:
+    """A name that MLflow takes."""
+    return _ILLEGAL.sub("_", name)
+
+
+def _leaves(settings: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, Any]]:
+    """Each setting with its name, `model.d_model` say."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{under}{key}.")
+        else:
+            yield f"{under}{key}", value

@@ -11,15 +11,17 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.parsing import parse_json
 
 StepMetrics = dict[str, Any]  # what a step measured, by name: `step`, its number, and numbers
+_LARGE = 1e300  # sums of larger numbers may be infinite
+_END = 2**16  # bytes at the end of a file that have some whole lines
 _LINE = re.compile(rb'\{"step": (\d+)[,}].*\}\n')
 
 
@@ -28,6 +30,9 @@ class MetricsFile:
 
     Args:
       done: how many steps are done; the metrics of later ones are dropped from the file.
+
+    Attributes:
+      dropped: what was dropped when the file was opened, or when it went back for the last time.
 
     Raises:
       MeshDSLError: the file cannot be written. Every method may raise this.
@@ -39,8 +44,7 @@ class MetricsFile:
             self._open(done)
 
     def _open(self, done: int) -> None:
-        if self.path.exists():
-            keep_until(self.path, done)
+        self.dropped = keep_until(self.path, done) if self.path.exists() else []
         self._file = self.path.open("a", buffering=1, encoding="utf-8")
 
     def write(self, metrics: StepMetrics) -> None:
@@ -77,30 +81,89 @@ def explained_write_errors(path: Path) -> Iterator[None]:
         ) from None
 
 
-def keep_until(path: Path, done: int) -> None:
-    """Drop from a metrics file all steps after `done`, and lines that are damaged."""
+def keep_until(path: Path, done: int) -> list[StepMetrics]:
+    """Drop from a metrics file all steps after `done`, and lines that are damaged.
+
+    Returns:
+      The metrics of these steps.
+    """
     part = path.with_name(path.name + ".part")
+    dropped: list[bytes] = []
     with path.open("rb") as old, part.open("wb") as new:
-        new.writelines(
-            line for line in old if (found := _LINE.fullmatch(line)) and int(found[1]) <= done
-        )
+        for line in old:
+            if (found := _LINE.fullmatch(line)) and int(found[1]) <= done:
+                new.write(line)
+            else:
+                dropped.append(line)
         new.flush()
         os.fsync(new.fileno())
     part.replace(path)
+    return list(_metrics_of(dropped))
 
 
 def read_metrics(path: Path) -> Iterator[StepMetrics]:
     """The metrics of each step in a metrics file; lines that are damaged are passed over."""
     with path.open("rb") as file:
-        for line in file:
-            if _LINE.fullmatch(line):
-                try:
-                    found = parse_json(line)
-                except ValueError:
-                    continue
-                if all(map(_is_number, found.values())):
-                    yield found
+        yield from _metrics_of(file)
+
+
+def last_line(path: Path) -> StepMetrics | None:
+    """The metrics of the last step in a metrics file that is whole; None where there is none."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _END))
+        lines = list(_metrics_of(file))
+    return lines[-1] if lines else None
+
+
+class MetricsReader:
+    """Reads a metrics file again and again while it grows; only what is new is read each time.
+
+    Args:
+      keep: the metrics that are kept of each step, given their names.
+    """
+
+    def __init__(self, path: Path, keep: Callable[[str], bool]):
+        self._path, self._keep = path, keep
+        self._inode = self._read = 0
+        self._lines: list[StepMetrics] = []
+
+    def lines(self) -> list[StepMetrics]:
+        """The metrics of all steps that are in the file now."""
+        try:
+            with self._path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._read:  # it was cut
+                    self._inode, self._read, self._lines = found.st_ino, 0, []
+                file.seek(self._read)
+                new = file.read()
+        except FileNotFoundError:
+            return []
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        self._lines += (
+            {name: value for name, value in line.items() if self._keep(name)}
+            for line in _metrics_of(whole.splitlines(keepends=True))
+        )
+        return self._lines
+
+
+def _metrics_of(lines: Iterable[bytes]) -> Iterator[StepMetrics]:
+    for line in lines:
+        if _LINE.fullmatch(line):
+            try:
+                found = parse_json(line)
+            except ValueError:
+                continue
+            if all(map(_is_number, found.values())):
+                yield found
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
+
+
+def is_finite(value: Any) -> TypeGuard[float]:
+    """Whether a value that was read is a number that one can calculate with."""
+    return _is_number(value) and abs(value) < _LARGE

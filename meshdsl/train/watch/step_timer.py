@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 # What counts as training, for tokens per second: reading a batch, and the step itself. The rest,
 # such as a checkpoint, is done between steps.
 TRAINING = ("input", "step")
+# A host that waits for the devices for less than this part of a step comes so late with the next
+# one that they have nothing to do.
+IDLE = 0.01
+# What is done between steps.
+BESIDE = ("checkpoint", "validation", "phase", "profile", "repeat")
+_METRICS = tuple((what, f"{what}_seconds") for what in (*TRAINING, *BESIDE))
 
 
 class StepTimer:
@@ -50,3 +56,14 @@ class StepTimer:
             "step_seconds": max(0.0, seconds - sum(spent.values())),
             **{f"{what}_seconds": each for what, each in spent.items()},
         }
+
+
+def parts(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The seconds of a lap by what they went into: of TRAINING, and of BESIDE.
+
+    The first step of a start has none: all of its time belongs to the start.
+    """
+    if "startup_seconds" in metrics:
+        return {}
+    every = ((what, metrics.get(name)) for what, name in _METRICS)
+    return {what: seconds for what, seconds in every if seconds and seconds > 0}

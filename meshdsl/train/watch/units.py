@@ -11,6 +11,7 @@ COUNTED = ("tokens", "images", "pairs", "examples")
 # or something else is counted, these stand in the place of `tokens` in names and in units.
 UNITS = {
     "step": "steps",
+    "time": "s since 1970",
     "loss": "nats per token",
     "cross_entropy": "nats per token",
     "trained": "of all tokens",
@@ -28,9 +29,11 @@ UNITS = {
     "seconds": "s",
     "input_seconds": "s",
     "step_seconds": "s",
+    "wait_seconds": "s",
     "validation_seconds": "s",
     "checkpoint_seconds": "s",
     "profile_seconds": "s",
+    "slow_processes": "processes",
     "memory_bytes": "bytes",
     "memory_peak_bytes": "bytes",
     "validation_loss": "nats per token",

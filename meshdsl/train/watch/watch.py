@@ -9,8 +9,9 @@ steps in between come together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
@@ -24,12 +25,14 @@ from meshdsl.extras import check_extra
 from meshdsl.train.config import Log
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.startup import Startup
-from meshdsl.train.watch.exporters import TensorBoard, WandB, log_in
+from meshdsl.train.watch.events import Events, lost
+from meshdsl.train.watch.exporters import MLflow, TensorBoard, WandB, ask_mlflow, log_in
 from meshdsl.train.watch.ledger import Ledger, MeasuredSteps
 from meshdsl.train.watch.metrics_file import MetricsFile, StepMetrics, explained_write_errors
+from meshdsl.train.watch.pace import Pace
 from meshdsl.train.watch.profile import Profile, steps_to_trace
 from meshdsl.train.watch.screen import Show, progress
-from meshdsl.train.watch.step_timer import TRAINING, StepTimer
+from meshdsl.train.watch.step_timer import BESIDE, TRAINING, StepTimer, parts
 from meshdsl.train.watch.units import SPEED, bits_per_byte
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 1024  # learning rates that are computed at once
 Measured = Mapping[str, jax.Array]  # by a step, under the names of metrics
-_Output = MetricsFile | TensorBoard | WandB
+_Output = MetricsFile | TensorBoard | WandB | MLflow
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,9 @@ def check(log: Log, steps: int) -> None:
         check_extra("tensorboard", "log.tensorboard")
     if log.wandb:
         log_in(log.wandb)
+    if log.mlflow:
+        check_extra("mlflow", "log.mlflow")
+        hosts.first_does(lambda: ask_mlflow(log.mlflow))
 
 
 class Watch:
@@ -102,6 +108,7 @@ class Watch:
       ledger: of the run, where one is wanted; then `log` asks for no trace.
       told: called with what some steps measure, gives for each the same as arrays without dims that
         every process has.
+      events: where what happens to the run is written.
 
     Raises:
       MeshDSLError: the folder cannot be written, or Weights & Biases refuses the run. Methods that
@@ -119,6 +126,7 @@ class Watch:
         startup: Startup | None = None,
         ledger: Ledger | None = None,
         told: Callable[[list[Measured]], Sequence[Measured]] = list,
+        events: Events | None = None,
     ):
         self._facts, self._console, self._startup = facts, console, startup
         self._learning_rate = _rates(facts.learning_rate)
@@ -134,6 +142,10 @@ class Watch:
         self._unknown: list[StepMetrics] = []  # the rest of the metrics of steps that have ended
         self._unwritten: list[StepMetrics] = []  # `note` may add to the last of them
         self._outputs: list[_Output] = []
+        self._file: MetricsFile | None = None
+        self._events = events or Events()
+        self._pace = Pace(console.print, self._events)
+        self._waited = 0.0  # seconds of this lap in which the host waited for the devices
         self._profile: Profile | MeasuredSteps | None = None
         self._ledger = ledger
         self._stack = ExitStack()
@@ -153,11 +165,16 @@ class Watch:
             stack.callback(explained_write_errors(folder.path)(output.close))
             self._outputs.append(output)
 
-        add(MetricsFile(folder.metrics, done))
+        self._file = MetricsFile(folder.metrics, done)
+        add(self._file)
+        if self._file.dropped:
+            self._events.write("lost", done, **lost(self._file.dropped))
         if log.tensorboard:
             add(TensorBoard(folder.path / "tensorboard", done))
         if log.wandb:
             add(WandB(log.wandb, folder.path, folder.config))
+        if log.mlflow:
+            add(MLflow(log.mlflow, folder.path, folder.config))
         self._show = stack.enter_context(progress(console, done, steps, log.every))
         traced = steps_to_trace(log.profile, steps)
         if traced and done < traced[-1]:
@@ -179,10 +196,18 @@ class Watch:
         """
         if what == "checkpoint":
             self._write()
-        elif what == "input" and self._profile and self._next >= self._profile.steps[0]:
+            return self._saving()
+        if what == "input" and self._profile and self._next >= self._profile.steps[0]:
             with self._timer.spent("profile"):
                 self._profile.begin(self._next)
         return self._timer.spent(what)
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        began = time.perf_counter()
+        with self._timer.spent("checkpoint"):
+            yield
+        self._events.write("checkpoint", self._next - 1, seconds=time.perf_counter() - began)
 
     def step(self, number: int, measured: Measured, tell: bool = True) -> list[StepMetrics]:
         """Take what a step measures, which the devices may still be computing.
@@ -229,13 +254,17 @@ class Watch:
         """The metrics of steps that have been told, after the newest step has ended."""
         if self._running is not None:
             step, self._running = self._running, None
+            began = time.perf_counter()
             self._wait()
+            self._waited += time.perf_counter() - began
             self.ended = True
             self._unknown.append(self._at_end(step))
         known = []
         for measured in self._told:
             values = {name: float(value) for name, value in measured.items()}
             known.append(self._metrics(values, self._unknown.pop(0)))
+            if known[-1].get("skipped"):
+                self._events.write("skipped", known[-1]["step"])
         self._told = []
         self._unwritten += known
         for metrics in [*known, *self._unknown[-1:]]:
@@ -262,12 +291,16 @@ class Watch:
     def rewind(self, done: int) -> None:
         """Drop the metrics of steps after `done`: the run went back there and goes on."""
         self._running, self.ended = None, False
+        gone, last = [*self._unwritten, *self._unknown], self._next - 1
         for of_steps in (self._untold, self._told, self._unknown, self._unwritten):
             of_steps.clear()
         self._next = done + 1
         for output in self._outputs:
             output.rewind(done)
-        self._timer.lap()  # the time of going back belongs to no step
+        if self._file is not None:
+            gone = [*self._file.dropped, *gone]
+        gone.append({"step": last, **self._lap()})  # the time of going back belongs to no step
+        self._events.write("rollback", done, **lost(gone) | {"steps": last - done})
 
     def __enter__(self) -> Self:
         return self
@@ -283,6 +316,9 @@ class Watch:
             if error is None:
                 self.settle()
             self._write()
+            last = parts(self._lap())
+            spent = {f"{what}_seconds": last[what] for what in last if what in BESIDE}
+            self._events.at_end(self._next - 1 - (self._running is not None), spent)
 
     def _write(self) -> None:
         for metrics in self._unwritten:
@@ -292,11 +328,12 @@ class Watch:
 
     def _at_end(self, step: int) -> StepMetrics:
         """What is known of a step that has just ended, without what it measured."""
-        facts, times = self._facts, self._timer.lap()
+        facts, times = self._facts, self._lap()
         training_seconds = sum(times.get(f"{what}_seconds", 0.0) for what in TRAINING)
         speed = facts.units / training_seconds
         metrics = {
             "step": step,
+            "time": round(time.time(), 3),
             f"{facts.unit}s": facts.before + step * facts.units,
             "learning_rate": self._learning_rate(step),
             f"{facts.unit}s{SPEED}": speed,
@@ -309,13 +346,22 @@ class Watch:
         if self._startup:
             self._startup.done("first_step")
             metrics |= self._startup.values()
+            self._events.write("first_step", step, **self._startup.values())
             self._console.print(self._startup.line())
             self._startup = None
+        else:
+            metrics |= self._pace.step(step, training_seconds, times["wait_seconds"])
         if self._profile and step >= self._profile.steps[-1]:
             with self._timer.spent("profile"):
                 self._profile.close()
             self._profile = None
         return metrics
+
+    def _lap(self) -> dict[str, float]:
+        """End a lap, as `StepTimer.lap`, with what the host waited for the devices in it."""
+        times, waited = self._timer.lap(), self._waited
+        self._waited = 0.0
+        return times | {"wait_seconds": waited}
 
     def _metrics(self, measured: dict[str, float], at_end: StepMetrics) -> StepMetrics:
         """All metrics of a step, of what it measured and what is known since it has ended."""

@@ -10,7 +10,9 @@ from rich.console import Console
 
 from meshdsl.train.config import Log
 from meshdsl.train.folder import RunFolder
+from meshdsl.train.startup import Startup
 from meshdsl.train.watch import Facts, Watch
+from meshdsl.train.watch.events import Events
 
 STEPS = 8
 
@@ -29,7 +31,13 @@ def facts(**changes) -> Facts:
 
 
 def watch(
-    path: Path, done: int = 0, log: Log | None = None, out: io.StringIO | None = None, **changes
+    path: Path,
+    done: int = 0,
+    log: Log | None = None,
+    out: io.StringIO | None = None,
+    startup: Startup | None = None,
+    events: Events | None = None,
+    **changes,
 ) -> Watch:
     return Watch(
         facts(**changes),
@@ -38,6 +46,8 @@ def watch(
         Console(file=out or io.StringIO()),
         done,
         STEPS,
+        startup,
+        events=events,
     )
 
 

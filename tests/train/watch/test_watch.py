@@ -100,7 +100,7 @@ def test_a_record_has_every_metric_and_every_metric_has_a_unit(tmp_path):
 
 def test_what_is_not_known_is_left_out(tmp_path):
     run(tmp_path, 1, 1)
-    names = "step loss tokens gradient_norm learning_rate tokens_per_second "
+    names = "step time wait_seconds loss tokens gradient_norm learning_rate tokens_per_second "
     names += "tokens_per_second_per_device seconds input_seconds step_seconds"
     assert set(records(tmp_path)[0]) == set(names.split())
 

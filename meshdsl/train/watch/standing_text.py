@@ -1,0 +1,118 @@
+"""How a run stands, as lines for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from meshdsl.figures import byte_words
+from meshdsl.train.watch.event_words import age, duration, event_words
+from meshdsl.train.watch.goodput import CAUSES, Goodput
+from meshdsl.train.watch.metrics_file import is_finite
+from meshdsl.train.watch.standing import Standing
+from meshdsl.train.watch.units import SPEED
+
+_HEIGHT = 8  # lines of a chart
+_SIDE = 10  # columns of the values beside it
+_EVENTS = 6  # that are shown
+_LEAST = 0.001  # of the time of a run: what takes less is left out
+# The dots of a braille letter, by their column and their line from the top.
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+
+
+def standing_lines(run: Standing, width: int) -> Iterator[str]:
+    """How a run stands, in lines of at most `width` columns where words fit into that."""
+    yield _head(run)
+    losses = [line["loss"] for line in run.lines if "loss" in line]
+    yield from chart(losses, width - _SIDE - 1)
+    if facts := list(_facts(run)):
+        yield "  ".join(facts)
+    if run.goodput:
+        yield from goodput_lines(run.goodput)
+    for event in run.events[-_EVENTS:]:
+        yield f"{age(run.now - event['time']):>9} ago  {event_words(event)}"[:width]
+
+
+def _head(run: Standing) -> str:
+    words = [run.name, run.state]
+    if run.state in ("starting", "running", "no sign of life") and run.seen is not None:
+        since = run.now - run.seen
+        words[-1] += f" for {age(since)}" if run.state != "running" else ""
+    words.append(f"step {run.step:,}" + (f"/{run.steps:,}" if run.steps else ""))
+    if run.steps:
+        words.append(f"{run.step / run.steps:.1%}")
+    if run.state == "running" and run.left:
+        words.append(f"{duration(run.left)} left")
+    return "  ".join(words)
+
+
+def _facts(run: Standing) -> Iterator[str]:
+    for name in ("loss", "validation_loss"):
+        values = [line[name] for line in run.lines if name in line][-1:]
+        yield from (f"{name.replace('_', ' ')} {value:.4f}" for value in values)
+    if run.speed and (speed := run.typical(run.speed)) is not None:
+        yield f"{speed:,.0f} {run.speed.removesuffix(SPEED)}/s"
+    if (mfu := run.typical("mfu_causal")) is not None:
+        yield f"MFU {mfu:.1%}"
+    if is_finite(used := run.newest("memory_bytes")):
+        peak = run.newest("memory_peak_bytes")
+        yield f"memory {byte_words(used)}" + (
+            f", peak {byte_words(peak)}" if is_finite(peak) else ""
+        )
+    if slow := run.newest("slow_processes"):
+        yield f"{slow:.0f} slow process{'es' * (slow > 1)}"
+
+
+def goodput_lines(found: Goodput) -> Iterator[str]:
+    """The goodput of a run, and the causes of what was lost, the largest first."""
+    wall = found.wall or 1.0
+    starts = f", {found.starts} starts" if found.starts > 1 else ""
+    yield f"goodput {found.share:.1%} of {duration(found.wall)}{starts}"
+    for cause, seconds in sorted(found.losses.items(), key=lambda item: -item[1]):
+        if seconds >= _LEAST * wall:
+            more = _start_parts(found) if cause == "start" else ""
+            more = f"{found.lost_steps} steps" if cause == "lost" else more
+            words = f"{CAUSES[cause]}: {more}" if more else CAUSES[cause]
+            yield f"{seconds / wall:>8.1%} {duration(seconds):>9}  {words}"
+
+
+def _start_parts(found: Goodput) -> str:
+    most = sorted(found.start_parts.items(), key=lambda item: -item[1])[:4]
+    return ", ".join(f"{part.replace('_', ' ')} {duration(seconds)}" for part, seconds in most)
+
+
+def chart(values: Sequence[float], width: int) -> list[str]:
+    """A curve of letters: means of equally many values beside each other, in dots of braille.
+
+    The largest and the smallest mean stand on the left. Values that are not finite are left out;
+    there are no lines where there are none.
+    """
+    width = max(1, width)
+    points = np.asarray(_means(values, 2 * width))
+    known = np.flatnonzero(np.isfinite(points))
+    if not known.size:
+        return []
+    along = np.linspace(0, len(points) - 1, 2 * width)
+    curve = np.interp(along, known, points[known])
+    low, high = curve.min(), curve.max()
+    rows = 4 * _HEIGHT
+    shares = (high - curve) / (high - low) if high > low else np.full(2 * width, 0.5)
+    cells = [[0] * width for _ in range(_HEIGHT)]
+    for x, y in enumerate(np.minimum(rows - 1, (shares * rows).astype(int))):
+        cells[y // 4][x // 2] |= _DOTS[x % 2][y % 4]
+    lines = ["".join(chr(0x2800 + cell) for cell in row).rstrip("\u2800") for row in cells]
+    side = [""] * _HEIGHT
+    side[0], side[-1] = f"{high:.4g}", f"{low:.4g}"
+    return [f"{words:>{_SIDE}} {line}" for words, line in zip(side, lines, strict=True)]
+
+
+def _means(values: Sequence[float], count: int) -> list[float]:
+    """At most `count` means, each of as many values that follow each other; NaN: none is finite."""
+    size = max(1, math.ceil(len(values) / count))
+    found = []
+    for first in range(0, len(values), size):
+        part = [value for value in values[first : first + size] if is_finite(value)]
+        found.append(math.fsum(part) / len(part) if part else math.nan)
+    return found
