@@ -3,10 +3,9 @@
 import pytest
 
 import meshdsl as md
-from meshdsl.proof.simulated import evaluated
 from meshdsl.train.stored_layout import find_layout
 from tests.helpers import only
-from tests.proof.common import LAYOUTS, on_one_device, program, proof, same
+from tests.proof.common import LAYOUTS, computed, on_one_device, program, proof, same
 
 SETTINGS = {
     "accumulated": ("microbatches=2",),
@@ -29,7 +28,7 @@ SHIPPED = (
 def test_a_step_is_proved_and_computes_the_same(name):
     assert proof(LAYOUTS[name]).proved
     args, expected = on_one_device()
-    assert same(evaluated(program(LAYOUTS[name]).jaxpr, args), expected)
+    assert same(computed(program(LAYOUTS[name]).jaxpr, args), expected)
 
 
 @pytest.mark.parametrize("settings", only(["accumulated", "dropout", "in blocks"], SETTINGS))
