@@ -109,7 +109,12 @@ def assert_alike(found: State, wanted: State, tolerance: float = 1e-6) -> None:
         assert max((distance(a, b, floor=1e-6) for a, b in pairs), default=0) < tolerance
 
 
-@pytest.mark.parametrize("name", only(["fsdp"], CASES))
+# Each of the others lies between two of these.
+OFTEN = ["fsdp-once", "fsdp-sequence", "context-ring", "pipeline-rounds", "experts-exchange"]
+OFTEN += ["few bits", "adapters", "muon", "dropout", "fragments, experts"]
+
+
+@pytest.mark.parametrize("name", only(["fsdp"], CASES, OFTEN))
 def test_slices_train_as_workers_on_one_device(name):
     layout, workers, more = CASES[name]
     job, found, losses = in_slices(layout, workers, *more)

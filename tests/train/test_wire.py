@@ -72,7 +72,8 @@ def early(tmp_path):
 
 
 # Each of these lies between two of the others, or has a part of what one of them has.
-AT_NIGHT = {"zero2", "fsdp", "fsdp-tensor", "pipeline", "pipeline-tensor"}
+AT_NIGHT = {"data", "zero1", "zero2", "fsdp", "fsdp-tensor"}
+AT_NIGHT |= {"pipeline", "pipeline-fsdp", "pipeline-tensor", "frozen"}
 
 
 @pytest.mark.parametrize("name", only([], CASES, CASES.keys() - AT_NIGHT))
