@@ -299,7 +299,7 @@ def cases(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(cases(), st.integers(0, 1000))
 def test_under_any_layout(case, seed):
     rules, size, b, wire, scattered = case

@@ -57,7 +57,7 @@ FORMATS = [("int8", None), ("fp8", None), ("int8", 4.0)]
 @pytest.mark.parametrize(
     "rules, name, largest",
     only(
-        [("tensor", "int8", None), ("exchange", "fp8", None)],
+        [("exchange", "fp8", None)],
         [(rules, *how) for rules in LAYOUTS for how in FORMATS],
         [(rules, *how) for rules, how in covering([*LAYOUTS, "exchange"], FORMATS)],
     ),

@@ -208,7 +208,7 @@ def regroupings(draw):
     return old, kept, new[:at] + kept + new[at:], under
 
 
-@settings(max_examples=max(10, settings.default.max_examples // 5))
+@settings(max_examples=max(5, settings.default.max_examples // 5))
 @given(regroupings())
 def test_any_regrouping_under_any_layout_is_that_of_numpy(drawn):
     old, kept, out, rules = drawn

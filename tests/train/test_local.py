@@ -333,6 +333,7 @@ def test_a_model_with_a_dim_of_that_name_is_refused():
         LocalStep(init, lambda *_: None, optax.sgd(1.0), layout, md.make_mesh(layout), **how)
 
 
+@pytest.mark.slow  # tests/lowering/test_wire.py has what travels in few bits by default
 def test_what_is_exchanged_travels_in_few_bits():
     """Near to the exact exchange, and in few bytes: here a block has 16 numbers and a scale."""
     exact, wanted, _ = in_slices("fsdp", 4)
