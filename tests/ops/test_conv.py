@@ -62,7 +62,7 @@ def there_and_back(x, k, how):
     return y, back
 
 
-@every(LAYOUTS, "groups", "channels in", "three axes", "the kernel")
+@every(LAYOUTS, "groups", "three axes", night=("channels in", "the kernel"))
 def test_every_setting_is_the_same_lowered(rules):
     run = lambda x, k: [there_and_back(x, k, how) for how in SETTINGS]
     assert_same(run, X, K, layout=rules)
