@@ -267,7 +267,8 @@ def multiplied_exactly(a, b, a_scale, b_scale):
     return jnp.einsum("bmk,bnk->bmn", full(a, a_scale), full(b, b_scale))
 
 
-@pytest.mark.parametrize("name", only(["mxfp8"], ["mxfp8", "nvfp4"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
 def test_blackwell_multiplies_the_numbers_themselves(name, monkeypatch):
     """Here the CPU is taken for one."""
     calls = []
