@@ -36,6 +36,8 @@ def only(quick: Collection, cases: Iterable, slow: Collection | None = None) -> 
         marks = [pytest.mark.slow] if often else [pytest.mark.slow, nightly]
         return pytest.param(*_tuple(case), marks=marks)
 
+    cases = [*cases]
+    assert all(case in cases for case in (*quick, *(slow or ()))), "a case that there is not"
     return [
         *(case for case in cases if case in quick),
         *(marked(case) for case in cases if case not in quick),

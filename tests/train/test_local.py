@@ -179,6 +179,7 @@ MEAN = (
 )
 
 
+@pytest.mark.slow  # test_diloco compares with plain JAX by default
 def test_an_exchange_after_every_step_of_sgd_is_data_parallelism():
     layout = with_workers("data", 4)
     found, losses = trained(local_job(layout, "local.workers=4", "local.every=1", *SGD, *MEAN))
