@@ -36,6 +36,8 @@ def only(quick: Collection, cases: Iterable, slow: Collection | None = None) -> 
         marks = [pytest.mark.slow] if often else [pytest.mark.slow, nightly]
         return pytest.param(*_tuple(case), marks=marks)
 
+    cases = [*cases]
+    assert all(case in cases for case in (*quick, *(slow or ()))), "a case that there is not"
     return [
         *(case for case in cases if case in quick),
         *(marked(case) for case in cases if case not in quick),
@@ -48,14 +50,16 @@ def covering(*parameters: Iterable) -> list[tuple]:
     return [tuple(v[i % len(v)] for v in values) for i in range(max(map(len, values)))]
 
 
-def every(layouts: Mapping, *slow: str):
+def every(layouts: Mapping, *slow: str, night: Collection[str] = ()):
     """`pytest.mark.parametrize` of a test by `rules`, or by `sizes, rules`: a case for each layout.
 
-    Cases whose names are in `slow` are marked so.
+    Cases whose names are in `slow` are marked so, and those in `night` run in the nightly profile
+    alone.
     """
-    assert set(slow) <= set(layouts)
+    assert {*slow, *night} <= set(layouts)
     names = "sizes, rules" if isinstance(next(iter(layouts.values())), tuple) else "rules"
     marks = {name: [pytest.mark.slow] for name in slow}
+    marks |= {name: [pytest.mark.slow, nightly] for name in night}
     cases = [
         pytest.param(*_tuple(case), id=name, marks=marks.get(name, ()))
         for name, case in layouts.items()

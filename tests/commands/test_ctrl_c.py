@@ -117,8 +117,8 @@ def ended(process, seconds=60.0):
     ("moment", "words"),
     [
         (IMPORTING, ["layouts"]),
-        (READING, ["generate", "runs/a"]),
-        (WRITING, ["models"]),
+        pytest.param(READING, ["generate", "runs/a"], marks=pytest.mark.slow),
+        pytest.param(WRITING, ["models"], marks=pytest.mark.slow),
         (COMPILING, ["train", "--layout", "single", "--steps", "3"]),
         (ENDING, ["layouts"]),
     ],

@@ -8,6 +8,7 @@ import meshdsl as md
 from meshdsl.mesh import axis_sizes
 from tests.from_jax import libraries, zoo
 from tests.from_jax.test_from_jax import SIZES, assert_same, gpt, scanned_gpt
+from tests.helpers import only
 
 MODELS = {**zoo.ZOO, **libraries.LIBRARIES, "gpt": gpt, "scanned gpt": scanned_gpt}
 OF_NAMES = {
@@ -41,10 +42,10 @@ CASES += [("linen", "context-ring"), ("dropout", "fsdp-sequence"), ("nnx", "fsdp
 CASES += [("llama", "ulysses"), ("vit", "tensor"), ("unet", "spatial"), ("mamba2", "zero2")]
 CASES += [("equinox", "experts-exchange"), ("equinox-rnn", "hybrid-fsdp")]
 CASES += [("nano-moe", "fsdp-tensor"), ("gpt", "zero1")]
+OFTEN = [*dict(CASES).items()]  # each model under the last of its layouts
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model, layout", CASES)
+@pytest.mark.parametrize("model, layout", only([], CASES, OFTEN))
 def test_a_model_equals_itself_under_a_layout(model, layout):
     fn, names, args = MODELS[model]()
     named = md.from_jax(fn, names, sizes=OF_NAMES.get(model))

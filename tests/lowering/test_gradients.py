@@ -51,7 +51,7 @@ def loss(params, x, ids=None):
     }
 
 
-@every(LAYOUTS, "data", "fsdp", "features", "tensor")
+@every(LAYOUTS, "data", "fsdp", "features", "tensor", "hybrid")
 def test_gradients_and_aux_are_the_same_lowered(rules):
     mesh = md.make_mesh(rules)
     for accumulate, args in ((None, (X,)), (MICRO, (XS, IDS))):
@@ -112,7 +112,7 @@ USES = {
 }
 
 
-@every(LAYOUTS, "data", "fsdp", "features", "tensor")
+@every(LAYOUTS, "data", "fsdp", "features", "tensor", "hybrid")
 def test_parameters_may_be_used_in_every_way(rules):
     run = lambda w, x, v: {
         name: fn(w if i % 2 else v, x) for i, (name, fn) in enumerate(USES.items())

@@ -88,6 +88,7 @@ QUICK = ("fsdp-tensor", "zero1", "hybrid-zero2", "gathered once, zero2")
     only(
         [(name, "bfloat16") for name in QUICK] + [("fsdp-tensor", "float32")],
         [(name, "bfloat16") for name in LAYOUTS] + [(name, "float32") for name in QUICK],
+        [(name, "bfloat16") for name in LAYOUTS],
     ),
 )
 def test_parameters_are_gathered_in_one_dtype_and_gradients_summed_in_another(name, reduce):

@@ -150,7 +150,7 @@ STEPS_OF_PARAMETERS = steps_of(OPS.keys() - {"scan"})
 MESH, MANY = st.sampled_from(MESHES), settings.default.max_examples
 
 
-@settings(max_examples=MANY * 3 // 5)
+@settings(max_examples=MANY * 2 // 5)
 @given(MESH, STEPS, RULES, FEW, FEW, ZIGZAG, st.sampled_from([EVEN, UNEVEN]))
 def test_random_programs_are_the_same_lowered(
     mesh, steps, rules, parameters, optimizer, zigzag, size
@@ -162,7 +162,7 @@ def test_random_programs_are_the_same_lowered(
     assert_same(program(steps), *args, layout=layout, tolerance=2e-5, floor=1.0)
 
 
-@settings(max_examples=MANY * 2 // 5)
+@settings(max_examples=MANY // 5)
 @given(MESH, STEPS_OF_PARAMETERS, FEW, FEW, FEW, FEW, st.sampled_from(md.layout.GATHER))
 def test_what_parameters_alone_make_lies_as_a_parameter_beside_its_gradient(
     mesh, steps, rules, parameters, gradients, optimizer, gather

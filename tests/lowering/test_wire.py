@@ -18,7 +18,7 @@ from meshdsl.lowering.gradients import value_and_grad_of_rest
 from meshdsl.lowering.wires import WIRES
 from meshdsl.predict.compiler.collectives import from_hlo
 from meshdsl.train import feedback
-from tests.helpers import distance, layout, only
+from tests.helpers import covering, distance, layout, only
 from tests.lowering import test_precision as precision
 
 BATCH, A = md.Dim("batch", 8), md.Dim("a", 8)
@@ -123,6 +123,9 @@ QUICK = [
         [(name, b, "int8") for name in LAYOUTS for b in (16, 192, 320)]
         + [(name, b, "fp8") for name in SOME for b in (64, 1024)]
         + [(name, 40, "bfloat16") for name in SOME],
+        covering(LAYOUTS, (16, 192, 320), ["int8"])
+        + covering(SOME, (64, 1024), ["fp8"])
+        + covering(SOME[::2], [40], ["bfloat16"]),
     ),
 )
 def test_what_is_rounded_depends_on_the_size_of_the_axis_and_on_nothing_else(name, b, wire):
@@ -149,6 +152,7 @@ def test_all_devices_get_the_same_bits_each_time(name):
     only(
         [("int8", np.nan, "whole: data"), ("int8", np.inf, "parts: fsdp of b")],
         [(w, v, n) for w in WIRES for v in (np.nan, np.inf) for n in SOME],
+        covering(WIRES, (np.nan, np.inf), SOME),
     ),
 )
 def test_what_is_not_finite_stays_so_and_its_neighbours_are_not_touched(wire, value, name):
@@ -188,6 +192,7 @@ HYBRID = {
     only(
         [("hybrid-fsdp", "float32"), ("fsdp over both", "bfloat16")],
         [(name, reduce) for name in HYBRID for reduce in ("float32", "bfloat16")],
+        covering(HYBRID, ("float32", "bfloat16")),
     ),
 )
 def test_a_model_learns_from_nearly_the_same_and_what_is_sent_is_recorded(name, reduce):
@@ -294,7 +299,7 @@ def cases(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(cases(), st.integers(0, 1000))
 def test_under_any_layout(case, seed):
     rules, size, b, wire, scattered = case
@@ -315,6 +320,7 @@ KEEPS = {name: rules for name, rules in WHOLE.items() if name != "layer"}
     only(
         [("data", 320, "int8")],
         [(name, 320, wire) for name in KEEPS for wire in WIRES],
+        covering(KEEPS, [320], WIRES),
     ),
 )
 def test_nothing_is_lost_of_what_is_kept(name, b, wire):

@@ -195,7 +195,7 @@ A, B, N = dims(a=6, b=6, n=4)
 W, ROWS = weight(LAYERS, B, A, ins=(B,), seed=1), data(N, B)
 
 
-@settings(max_examples=settings.default.max_examples // 3)
+@settings(max_examples=settings.default.max_examples // 5)
 @given(LINES, LINES, LINES, st.sampled_from(["layer", "step"]), st.sampled_from([None, "bfloat16"]))
 def test_random_layouts(parameters, gradients, optimizer, gather, compute):
     rules = md.Layout(

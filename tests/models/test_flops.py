@@ -74,7 +74,12 @@ def products(jaxpr, times=1.0):
     return found
 
 
-@pytest.mark.parametrize("name", only(["gpt2", "gemma2"], [n for n in FAMILIES if n not in SPARSE]))
+DENSE = [name for name in FAMILIES if name not in SPARSE]
+
+
+@pytest.mark.parametrize(
+    "name", only(["gpt2", "gemma2"], DENSE, [n for n in DENSE if n not in STYLES])
+)
 def test_flops_of_a_step_are_those_of_its_jaxpr(name):
     config = FAMILIES[name]
     given = jax.eval_shape(config.init, jax.random.key(0)), config.batch(ROWS)

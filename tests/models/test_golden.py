@@ -39,6 +39,7 @@ HEADER = (
 )
 ALL = [*common.LAYOUTS, *common.STAGES, *common.CONTEXT, *common.PIPELINES, *common.EXPERTS]
 SLOW = ("context", "ulysses", "data", "tensor", "zero1", *common.EXPERTS)
+SLOW += ("single", "fsdp", "sequence", "pipeline", "pipeline-fsdp")
 QUICK = [name for name in ALL if name not in SLOW]
 # What the compiler need not run: the gradients of a mean are constants, and it does not gather
 # those; and the keys that the backward pass sends to the next device have just been sent there, as
@@ -51,7 +52,6 @@ DROPPED = {
 }
 # That which has the most kinds of collectives, and those that are compiled beside it: layouts of
 # several axes stand for those of one.
-COMPILED = ("fsdp-sequence",)
 MADE = ["zero2", "fsdp-sequence", "context-ring", "ulysses", "pipeline-tensor", "experts"]
 
 
@@ -104,7 +104,10 @@ def test_a_train_step_has_the_promised_collectives(name):
     assert describe(program, sizes, config_of(name)) == (GOLDEN / f"{name}.txt").read_text()
 
 
-@pytest.mark.parametrize("name", only(COMPILED, MADE))
+# By default tests/commands/test_compile.py compiles a step, and each test of an op compiles the op.
+@pytest.mark.parametrize(
+    "name", only([], MADE, ["zero2", "fsdp-sequence", "context-ring", "experts"])
+)
 def test_the_compiler_makes_no_others(name):
     step, _, args, program = traced(name)
     promised = summary(program.collectives)

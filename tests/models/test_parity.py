@@ -24,11 +24,16 @@ CASES += [("fsdp-sequence", 8, False), ("data", 8, False)]
 # Each layout has one of the styles, by turns.
 CASES = [(("gpt2", "llama")[i % 2], *case) for i, case in enumerate(CASES)]
 # A layout of two axes stands for those of one: fsdp-sequence for data, fsdp and sequence.
-QUICK = [("llama", name, 8, False) for name in ("fsdp-sequence", "ulysses")]
-QUICK += [("gpt2", "context-ring", 8, False)]
+QUICK = [("gpt2", "fsdp-sequence", 8, False)]
+# So do these for others; each kind of split is among them.
+OFTEN = ("fsdp-tensor", "sequence", "hybrid-fsdp", "fsdp-once", "context-ring", "ulysses")
+OFTEN += ("pipeline-tensor", "pipeline-rounds")
 
 
-@pytest.mark.parametrize("style, name, devices, reverse", only(QUICK, CASES))
+@pytest.mark.parametrize(
+    "style, name, devices, reverse",
+    only(QUICK, CASES, [case for case in CASES if case[1] in OFTEN]),
+)
 def test_loss_and_every_gradient_equal_one_device(style, name, devices, reverse):
     layout = common.on(common.load(name), devices, reverse=reverse)
     common.assert_like_one_device(common.CONFIGS[style], layout)

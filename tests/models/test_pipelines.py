@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from tests.helpers import only
 from tests.models import common
 
 MICRO, ROWS = md.Dim("micro", 2), md.Dim("batch", 8)
@@ -58,9 +59,15 @@ CASES = [
 ]
 
 
-@pytest.mark.slow  # tests/ops/test_pipeline.py has the same op by default
-@pytest.mark.parametrize("schedule", ["late", "early"])
-@pytest.mark.parametrize("style, layers, stages, rounds, beside, model, accumulate", CASES)
+SCHEDULES = "late", "early"
+ALL = [(*case, schedule) for case in CASES for schedule in SCHEDULES]
+OFTEN = [(*case, SCHEDULES[i % 2]) for i, case in enumerate(CASES)]
+
+
+# tests/ops/test_pipeline.py has the same op by default.
+@pytest.mark.parametrize(
+    "style, layers, stages, rounds, beside, model, accumulate, schedule", only([], ALL, OFTEN)
+)
 def test_loss_and_every_gradient_equal_one_device(
     style, layers, stages, rounds, beside, model, accumulate, schedule
 ):

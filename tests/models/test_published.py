@@ -16,6 +16,7 @@ from meshdsl.train.checkpoints.tree_leaves import describe, named_arrays
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.sample import open_model
 from meshdsl_cli import main
+from tests.helpers import only
 from tests.models import common
 
 pytestmark = pytest.mark.slow
@@ -244,6 +245,13 @@ CASES = {
 }
 
 
+# The nightly profile has variants whose every setting another case has, or another family.
+RARE = {"gpt2, untied", "llama, plain", "llama, yarn", "mistral, no window", "olmo2, plain"}
+RARE |= {"qwen2, tied and yarn", "qwen3, biases", "gemma2, no caps", "gemma3, caps and biases"}
+RARE |= {"phi3, part turned", "mixtral, tied", "qwen2_moe, plain", "qwen3_moe, biases"}
+RARE |= {"olmoe, plain", "gpt_oss, plain", "deepseek_v2, plain queries", "glm4, yarn"}
+RARE |= {"deepseek_v3, plain queries", "gpt2, other sizes"}
+
 OTHERWISE = {"llama, dynamic": ["model.length=64"]}  # settings of an import
 
 
@@ -321,7 +329,7 @@ def theirs(model, tokens):
         return model(torch.tensor(tokens)).logits.numpy()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", only([], CASES, CASES.keys() - RARE))
 def test_a_published_model_is_the_same_here_and_back_there(name, tmp_path):
     there = published(name, tmp_path / "there")
     model = imported(tmp_path, *OTHERWISE.get(name, []))
@@ -347,7 +355,9 @@ def test_a_published_model_is_the_same_here_and_back_there(name, tmp_path):
     assert np.array_equal(np.asarray(found.array), wanted)
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize(
+    "name", only([], GRADIENTS, ["gemma3, scaled", "mixtral", "gpt_oss", "deepseek_v3"])
+)
 def test_gradients_of_the_loss_are_theirs_under_two_layouts(name, tmp_path):
     there, model = published(name, tmp_path / "there"), imported(tmp_path)
     torch = pytest.importorskip("torch")

@@ -8,6 +8,7 @@ import pytest
 import meshdsl as md
 from meshdsl.models.generate import Sampling
 from meshdsl.train.checkpoints.tree_leaves import named_arrays
+from tests.helpers import only
 from tests.models import common
 from tests.models.test_published import (
     TOLERANCE,
@@ -135,7 +136,10 @@ def theirs(model, given):
     return model(**{name: torch.tensor(array) for name, array in given.items()}).logits
 
 
-@pytest.mark.parametrize("name", CASES)
+RARE = {"bert, other sizes", "vit, other sizes", "t5, unscaled"}
+
+
+@pytest.mark.parametrize("name", only([], CASES, CASES.keys() - RARE))
 def test_a_published_encoder_is_the_same_here_and_back_there(name, tmp_path):
     there, model = published(name, tmp_path / "there"), imported(tmp_path)
     here, given = drawn(there)

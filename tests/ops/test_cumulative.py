@@ -88,6 +88,7 @@ def test_elements_that_tie_for_an_extremum_share_the_gradient_wherever_they_are(
     assert distance(smallest.array[::-1], weights[::-1] @ shares(-array[::-1])) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_logsumexp_of_nothing_has_no_gradient_and_no_nan():
     x = line(-np.inf, -np.inf, -np.inf, -np.inf, 1, 2, -np.inf, 3)
     run = lambda x: [md.cumlogsumexp(x, N, **how) for how in HOW]

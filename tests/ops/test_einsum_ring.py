@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import meshdsl as md
-from tests.helpers import assert_same, data, dims, integers, layout, weight
+from tests.helpers import assert_same, data, dims, integers, layout, only, weight
 
 BATCH, LENGTH, D_MODEL, D_FF = dims(batch=4, length=16, d_model=6, d_ff=8)
 RING = {"rule": "length? -> model", "move": "ring"}
@@ -73,7 +73,7 @@ def moved(program, op="einsum"):
 
 
 @pytest.mark.parametrize(
-    "under", [pytest.param(u, marks=() if u in QUICK else pytest.mark.slow) for u in LAYOUTS]
+    "under", only(QUICK, LAYOUTS, ["ring of 8", "zigzag", "over two axes", "one of two axes"])
 )
 def test_a_layer_in_parts_is_that_of_one_device(under):
     assert_same(mlp, *arguments(), layout=LAYOUTS[under])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from tests.helpers import assert_same, collectives, data, dims, integers, layout
+from tests.helpers import assert_same, collectives, data, dims, every, integers, layout
 
 NONE, B, C, V = dims(a=0, b=8, c=4, v=4)
 X, Y = data(NONE, B), data(C, B)
@@ -68,7 +68,7 @@ def test_along_an_empty_dim_nothing_travels():
     assert not collectives(emptied, X, layout=ALONG, dims=("a",))
 
 
-@pytest.mark.parametrize("rules", [ALONG, layout("a, b? -> m", mesh={"m": 3}, uneven="pad")])
+@every({"along": ALONG, "uneven": layout("a, b? -> m", mesh={"m": 3}, uneven="pad")}, "along")
 def test_ops_beside_and_to_nothing_are_the_same_lowered(rules):
     def run(x, y):
         beside = [op(x, B) for op in (md.max, md.argmax, md.sort, md.softmax, md.cumsum)]

@@ -20,7 +20,7 @@ from meshdsl.predict.explain import explain
 from meshdsl.predict.kernels.kernel_graph import kernel_graph
 from meshdsl.program.recorder import tag_in
 from meshdsl.tools.explanation_text import describe
-from tests.helpers import data, dims, integers, only, text_for_gpu, weight, with_gradients
+from tests.helpers import covering, data, dims, integers, only, text_for_gpu, weight, with_gradients
 
 # The sizes of the groups, and how many rows, inner features and features there are.
 CASES = {
@@ -76,6 +76,7 @@ def _assert_right(way, case, dtype, *, transposed=False):
     only(
         [("uneven", jnp.float32), ("one has all", jnp.bfloat16)],
         [(name, dtype) for name in CASES for dtype in (jnp.float32, jnp.bfloat16)],
+        covering(CASES, (jnp.bfloat16, jnp.float32)),
     ),
 )
 def test_the_kernels_for_gpu_give_the_products_and_their_gradients(name, dtype):
@@ -83,15 +84,23 @@ def test_the_kernels_for_gpu_give_the_products_and_their_gradients(name, dtype):
     _assert_right(Way("pallas", "cpu", False, 16, 1.0), CASES[name], dtype)
 
 
-@pytest.mark.parametrize("name", only(["uneven"], CASES))
+@pytest.mark.parametrize("name", only(["uneven"], CASES, ["all empty", "several turns"]))
 def test_blocks_as_on_gpu_give_the_products_and_their_gradients(name):
     """Turns after the last block change nothing."""
     _assert_right(Way("blocks", "gpu", False, 8, 1.0), CASES[name], jnp.float32, transposed=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["megablox", "pallas", "blocks"])
-@pytest.mark.parametrize("name", LARGE)
+KERNELS = "megablox", "pallas", "blocks"
+
+
+@pytest.mark.parametrize(
+    "name, kernel",
+    only(
+        [],
+        [(name, kernel) for name in LARGE for kernel in KERNELS],
+        [*covering(["some"], KERNELS), ("one has all", "pallas"), ("all empty", "blocks")],
+    ),
+)
 def test_every_kernel_gives_the_products_and_their_gradients(name, kernel):
     way, transposed = Way(kernel, "cpu", False, 256, 1.0), name == "some"
     _assert_right(way, LARGE[name], jnp.float32, transposed=transposed)
@@ -242,7 +251,7 @@ def test_rows_without_an_expert_take_nothing_and_leave_no_gradient():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["megablox", "pallas", "blocks"])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_indices_outside_of_the_experts_change_no_gradient(kernel):
     """Of what a function takes for each expert, and of what it closes over."""
     b, d, f, e, k = dims(b=128, d=128, f=20, experts=3, top=2)

@@ -42,7 +42,7 @@ def test_take_is_indexing():
     assert np.array_equal(found, np.where(inside[..., None], TABLE.array[np.clip(ids, 0, 15)], 0))
 
 
-@every(LAYOUTS)
+@every(LAYOUTS, "three axes")
 def test_takes_are_the_same_lowered(rules):
     assert_same(takes, TABLE, IDS, ROWS, PICKS, layout=rules)
 

@@ -10,7 +10,7 @@ import meshdsl as md
 from tests.helpers import assert_same, collectives, data, dims, integers, layout
 from tests.ops.along import assert_as_numpy
 
-ON_ONE_DEVICE, LOWERED = (2000, 400) if settings.default.max_examples > 100 else (25, 10)
+ON_ONE_DEVICE, LOWERED = (2000, 400) if settings.default.max_examples > 100 else (15, 5)
 MESHES = [{"p": 8}, {"p": 3}, {"p": 2, "q": 4}, {"p": 3, "q": 2}, {"p": 1, "q": 4}]
 
 

@@ -123,10 +123,11 @@ CASES = {
     "one row for each": (4, stages("batch -> data", mesh={"stage": 2, "data": 4})),
     "summed in each layer": (4, stages("batch -> data", mesh={"stage": 2, "data": 2}, sum="layer")),
 }
-SLOW = [name for name in CASES if name != "uneven layers in rounds, FSDP"]
+NIGHT = "stages over two axes", "FSDP, gathered once", "one row for each"
+SLOW = CASES.keys() - {"uneven layers in rounds, FSDP", *NIGHT}
 
 
-@every(CASES, *SLOW)
+@every(CASES, *SLOW, night=NIGHT)
 def test_an_early_pipeline_is_the_loop(sizes, rules):
     run, args = net(sizes)
     fn, mesh = with_gradient(run), md.make_mesh(rules)

@@ -95,6 +95,7 @@ def test_the_first_of_equal_elements_has_the_gradient_wherever_it_lies():
     assert_same(run, lost, layout=rules)
 
 
+@pytest.mark.slow
 def test_other_dtypes_are_the_same_lowered():
     run = lambda x, i: [
         max_pool(md.cast(x, jnp.bfloat16), {"w": 3}, padding="SAME"),

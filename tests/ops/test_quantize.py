@@ -53,8 +53,7 @@ def mlp(name, largest=None):
 # Each layout with one of the formats, and those with the most collectives with both.
 QUICK = [
     *covering(NAMES, LAYOUTS),
-    *((name, "tensor, sequence and fsdp") for name in NAMES),
-    *((name, "uneven") for name in NAMES),
+    *(("fp8", "tensor, sequence and fsdp"), ("int8", "uneven")),
 ]
 
 

@@ -16,6 +16,7 @@ from tests.helpers import (
     dims,
     integers,
     layout,
+    only,
     weight,
 )
 
@@ -73,8 +74,7 @@ def test_routed_is_the_weighted_sum_over_the_experts_that_are_chosen(ids):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n if n == "experts" else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS],
+    "name", only(["experts"], LAYOUTS, ["both", "with tensor", "uneven", "zigzag", "fsdp"])
 )
 def test_routed_and_its_gradients_are_the_same_under_every_layout(name):
     args = operands(MANY)
@@ -82,8 +82,9 @@ def test_routed_and_its_gradients_are_the_same_under_every_layout(name):
     assert_equal(reference[0], dense(*args), floor=1.0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["experts", "with tensor", "uneven", "fsdp"])
+@pytest.mark.parametrize(
+    "name", only([], ["experts", "with tensor", "uneven", "fsdp"], ["with tensor", "uneven"])
+)
 def test_the_kernels_for_gpu_are_the_same_under_every_layout(name):
     fn = partial(run, implementation="pallas")
     program, reference = assert_same(fn, *operands(MANY), layout=LAYOUTS[name], floor=1.0)

@@ -41,9 +41,10 @@ IDS = {
 
 CASES = [("with tensor", "one"), ("length", "outside")]
 CASES += [(name, "any") for name in LAYOUTS if name not in ("batch", "with tensor")]
+OFTEN = [("length", "outside"), ("two axes, turned", "any"), ("uneven", "any"), ("zigzag", "any")]
 
 
-@pytest.mark.parametrize("name, ids", only(CASES[:1], CASES))
+@pytest.mark.parametrize("name, ids", only(CASES[:1], CASES, OFTEN))
 def test_rows_that_travel_change_nothing(name, ids):
     args = operands(IDS[ids])
     assert_same(run, *args, layout=LAYOUTS[name], floor=1.0)

@@ -137,6 +137,7 @@ def test_a_permutation_takes_no_communication():
     assert collectives(permuted, KEY, LOGITS, layout=whole, dims=("vocab",)) == {}
 
 
+@pytest.mark.slow
 def test_a_permutation_of_nothing_and_of_one():
     for size in (0, 1, 2):
         assert sorted(np.asarray(permutation(KEY, md.Dim("n", size)).array)) == list(range(size))

@@ -101,7 +101,7 @@ ALONE = {
 }
 
 
-@every(ALONE)
+@every(ALONE, "one dim and the rows")
 def test_one_update_for_each_element_is_written_where_it_is(rules):
     rows, at = data(A, C, seed=7), integers(A, below=9, seed=8) - 1
 

@@ -99,7 +99,7 @@ def test_order_is_the_same_lowered(rules):
     assert_same(every_order, TIES, layout=rules)
 
 
-@every(LAYOUTS, "three parts")
+@every(LAYOUTS, "three parts", "the dim over both")
 def test_one_row_is_sorted_the_same_lowered(rules):
     """Too few rows to share out: the parts are merged in pairs."""
     run = lambda x: [md.sort(x, B), md.argsort(x, B), md.top_k(x, B, 13)]

@@ -13,12 +13,12 @@ import meshdsl as md
 from meshdsl.commands.settings import model_values
 from meshdsl.mesh import abstract_mesh
 from meshdsl.proof import Reference
-from meshdsl.proof.simulated import evaluated
 from meshdsl.train.config import Config
 from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
 from tests.helpers import only
+from tests.proof.common import computed
 from tests.proof.test_programs import mapped
 from tests.proof.test_programs import proof as proof_of
 
@@ -226,7 +226,7 @@ WRONG = {
 
 def agree(one, many):
     """Whether both compute the same numbers."""
-    (numbers,) = evaluated(jax.make_jaxpr(many)(X, W), [X, W])
+    (numbers,) = computed(jax.make_jaxpr(many)(X, W), [X, W])
     return np.allclose(numbers, one(X, W), rtol=1e-4, atol=1e-4)
 
 

@@ -159,13 +159,15 @@ MOE = "model.experts=4", "model.layers=1"
 SHIPPED = "data", "fsdp", "tensor", "zero1", "zero2", "experts", "experts-fsdp", "experts-tensor"
 
 
-@pytest.mark.parametrize("name", only(["fsdp-tensor"], LAYOUTS))
+@pytest.mark.parametrize("name", only(["fsdp-tensor"], LAYOUTS, ["sequence", "zero"]))
 def test_a_step_with_experts_is_proved(name):
     found = proof(LAYOUTS[name], *MOE)
     assert found.proved, found.doubt
 
 
-@pytest.mark.parametrize("name", only(["experts"], SHIPPED))
+@pytest.mark.parametrize(
+    "name", only(["experts"], SHIPPED, ["zero2", "experts-fsdp", "experts-tensor"])
+)
 def test_a_step_with_experts_is_proved_under_a_layout_that_comes_with_us(name):
     sizes = "model.heads=8", "model.kv_heads=8", "batch=16", "model.experts=4"
     found = proof(find_layout(name), *sizes)

@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from meshdsl.ops.comparison import to_key
-from meshdsl.proof.simulated import evaluated
+from tests.proof.common import computed
 from tests.proof.test_programs import mapped
 from tests.proof.test_programs import proof as proof_of
 
@@ -54,7 +54,7 @@ WRONG = {
 
 
 def numbers(many):
-    return evaluated(jax.make_jaxpr(many)(X), [X])[0]
+    return computed(jax.make_jaxpr(many)(X), [X])[0]
 
 
 def test_the_largest_of_parts_is_proved():

@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from meshdsl.proof.simulated import evaluated
+from tests.proof.common import computed
 from tests.proof.common import proof as proof_of_step
 from tests.proof.test_programs import mapped, proof
 
@@ -121,7 +121,7 @@ WRONG = {
 def computes_the_same(one, many):
     random = np.random.default_rng(0)
     args = [jnp.asarray(random.normal(size=(8, 4)), jnp.float32) for _ in range(3)]
-    (expected,), (found,) = (evaluated(jax.make_jaxpr(fn)(*args), args) for fn in (one, many))
+    (expected,), (found,) = (computed(jax.make_jaxpr(fn)(*args), args) for fn in (one, many))
     return expected.shape == found.shape and np.allclose(expected, found, rtol=1e-4, atol=1e-4)
 
 
@@ -168,7 +168,7 @@ def same_over_four(**how):
     args = [jnp.asarray(np.random.default_rng(i).normal(size=(16, 4)), jnp.float32) for i in (0, 1)]
     one = lambda q, k: (jnp.sin(q) * k).sum(0)
     (expected,), (found,) = (
-        evaluated(jax.make_jaxpr(fn)(*args), args) for fn in (one, over_four(**how))
+        computed(jax.make_jaxpr(fn)(*args), args) for fn in (one, over_four(**how))
     )
     return proof(one, over_four(**how), *args).proved, np.allclose(expected, found, atol=1e-4)
 

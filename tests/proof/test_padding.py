@@ -8,9 +8,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from meshdsl.proof.simulated import evaluated
 from tests.helpers import only
-from tests.proof.common import on_one_device, program, proof, same
+from tests.proof.common import computed, on_one_device, program, proof, same
 from tests.proof.test_programs import mapped
 from tests.proof.test_programs import proof as proof_of
 
@@ -191,7 +190,7 @@ WRONG = {
 
 def agree(one, many):
     """Whether both compute the same numbers."""
-    (numbers,) = evaluated(jax.make_jaxpr(devices(many))(X, W), [X, W])
+    (numbers,) = computed(jax.make_jaxpr(devices(many))(X, W), [X, W])
     return np.allclose(numbers, one(X, W), rtol=1e-4, atol=1e-4)
 
 
@@ -231,4 +230,4 @@ def test_a_step_under_a_layout_that_does_not_divide_is_proved(name):
 def test_a_step_that_is_proved_computes_the_same():
     args, expected = on_one_device()
     jax.clear_caches()  # JAX keeps what it traced under another mesh
-    assert same(evaluated(program(STEPS["both"][0]).jaxpr, args), expected)
+    assert same(computed(program(STEPS["both"][0]).jaxpr, args), expected)

@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from meshdsl.proof.simulated import evaluated
+from tests.proof.common import computed
 from tests.proof.common import proof as proof_of_step
 from tests.proof.test_programs import mapped, proof
 
@@ -200,7 +200,7 @@ WRONG = {
 def computes_the_same(one, many):
     random = np.random.default_rng(0)
     args = [jnp.asarray(random.normal(size=(8, 4)), jnp.float32) for _ in range(3)]
-    (expected,), (found,) = (evaluated(jax.make_jaxpr(fn)(*args), args) for fn in (one, many))
+    (expected,), (found,) = (computed(jax.make_jaxpr(fn)(*args), args) for fn in (one, many))
     return np.allclose(expected, found, rtol=1e-4, atol=1e-4)
 
 

@@ -208,7 +208,13 @@ def at_night(layouts):
     return [pytest.param(name, marks=[pytest.mark.slow, nightly]) for name in layouts]
 
 
-@pytest.mark.parametrize("layout", [*only(["fsdp-tensor"], BY_CHANNEL), *at_night(BY_BLOCK)])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *only(["fsdp-tensor"], BY_CHANNEL, ["context", "fsdp-sequence", "zero1", "pipeline-fsdp"]),
+        *at_night(BY_BLOCK),
+    ],
+)
 def test_the_first_step_is_that_of_one_device(layout):
     """Later ones differ where a rounding of what differs in its last bit goes the other way."""
     (found, _), (expected, _) = (steps(each, INT8, *LAYERS) for each in (layout, "single"))
@@ -216,7 +222,9 @@ def test_the_first_step_is_that_of_one_device(layout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["experts-fsdp", "experts-exchange", "experts-tensor"])
+@pytest.mark.parametrize(
+    "layout", [*at_night(["experts-fsdp", "experts-tensor"]), "experts-exchange"]
+)
 def test_experts_are_those_of_one_device(layout):
     experts = "model.experts=4", "model.experts_used=2"
     assert "blocks.layer.mlp.down" in low(INT8, *experts)
@@ -228,7 +236,8 @@ def test_experts_are_those_of_one_device(layout):
 @pytest.mark.parametrize(
     "layout",
     [
-        *("fsdp-tensor", "pipeline-tensor", *BY_BLOCK),
+        *("fsdp-tensor", "pipeline-tensor", "zero2", "ulysses"),
+        *at_night(["fsdp-once", "hybrid-fsdp", "pipeline-rounds"]),
         *at_night(name for name in BY_CHANNEL if name not in ("fsdp-tensor", "context")),
     ],
 )
@@ -241,7 +250,7 @@ def test_blocks_and_random_rounding_are_those_of_one_device(layout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [(INT8,), BLOCKS], ids=str)
+@pytest.mark.parametrize("how", [*at_night([(INT8,)]), BLOCKS], ids=str)
 def test_an_early_pipeline_is_one_device_too(how, tmp_path):
     rules = Path("layouts/pipeline-fsdp.toml").read_text().replace("batch = 16 }", "batch = 2 }")
     path = tmp_path / "early.toml"
@@ -251,7 +260,7 @@ def test_an_early_pipeline_is_one_device_too(how, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [(INT8,), BLOCKS], ids=str)
+@pytest.mark.parametrize("how", [*at_night([(INT8,)]), BLOCKS], ids=str)
 def test_a_run_goes_on_bit_for_bit(how, tmp_path):
     settings = [*SHORT, "layout=fsdp", "devices=4", *how, "steps=4", "checkpoint.every=2"]
     assert main(["train", "--out", str(tmp_path / "whole"), *settings]) == 0

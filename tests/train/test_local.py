@@ -109,7 +109,12 @@ def assert_alike(found: State, wanted: State, tolerance: float = 1e-6) -> None:
         assert max((distance(a, b, floor=1e-6) for a, b in pairs), default=0) < tolerance
 
 
-@pytest.mark.parametrize("name", only(["fsdp"], CASES))
+# Each of the others lies between two of these.
+OFTEN = ["fsdp-once", "fsdp-sequence", "context-ring", "pipeline-rounds", "experts-exchange"]
+OFTEN += ["few bits", "adapters", "muon", "dropout", "fragments, experts"]
+
+
+@pytest.mark.parametrize("name", only(["fsdp"], CASES, OFTEN))
 def test_slices_train_as_workers_on_one_device(name):
     layout, workers, more = CASES[name]
     job, found, losses = in_slices(layout, workers, *more)
@@ -174,6 +179,7 @@ MEAN = (
 )
 
 
+@pytest.mark.slow  # test_diloco compares with plain JAX by default
 def test_an_exchange_after_every_step_of_sgd_is_data_parallelism():
     layout = with_workers("data", 4)
     found, losses = trained(local_job(layout, "local.workers=4", "local.every=1", *SGD, *MEAN))
@@ -328,6 +334,7 @@ def test_a_model_with_a_dim_of_that_name_is_refused():
         LocalStep(init, lambda *_: None, optax.sgd(1.0), layout, md.make_mesh(layout), **how)
 
 
+@pytest.mark.slow  # tests/lowering/test_wire.py has what travels in few bits by default
 def test_what_is_exchanged_travels_in_few_bits():
     """Near to the exact exchange, and in few bytes: here a block has 16 numbers and a scale."""
     exact, wanted, _ = in_slices("fsdp", 4)

@@ -13,6 +13,7 @@ from meshdsl.train.checkpoints.safetensors_files import TensorFiles
 from meshdsl.train.local_settings import Local
 from meshdsl.train.trained import parameters_by_name
 from meshdsl_cli import main
+from tests.helpers import only
 from tests.train.common import SHORT, TINY, losses, records
 from tests.train.test_diloco import drawn, first_values, small_batch, small_run
 from tests.train.test_local import EXPERTS, local_job, with_workers
@@ -199,9 +200,11 @@ def test_explain_and_compile_say_what_is_sent_when(layout, capsys):
     assert "exchange of 2 workers every 100 steps: psum(replica) 12 x" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_for_users")
-@pytest.mark.parametrize("name", ["fsdp", "tensor", "zero2", "experts", "pipeline"])
+@pytest.mark.parametrize(
+    "name",
+    only([], ["fsdp", "tensor", "zero2", "experts", "pipeline"], ["fsdp", "experts", "pipeline"]),
+)
 def test_only_the_exchange_crosses_slices_as_users_compile(name):
     more = EXPERTS if name == "experts" else ("model.layers=4",) if name == "pipeline" else ()
     job = local_job(with_workers(name, 2), "local.workers=2", *more)

@@ -11,12 +11,12 @@ import pytest
 
 from meshdsl.train.checkpoints.saved_arrays import verify
 from meshdsl_cli import main
+from tests.helpers import only
 from tests.train.common import losses
 from tests.train.over_time import LAYOUTS, RUNS, file_of_losses, losses_of, write_text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", only([], LAYOUTS, ["fsdp-tensor"]))
 def test_a_hundred_steps_have_the_losses_that_they_had(layout, tmp_path):
     if not file_of_losses().exists():
         pytest.skip(f"no losses are kept for this version of JAX: {file_of_losses().name}")

@@ -19,6 +19,7 @@ from meshdsl.train.settings import override
 from meshdsl.train.stored_layout import find_layout
 from meshdsl_cli import main
 from tests.commands.test_generate import make_run
+from tests.helpers import only
 from tests.train.common import TINY
 
 TEXTS = [Text([5, 9, 11, 200], 2), Text(list(range(40, 62)), 3), Text([1, 2], 1)]
@@ -45,8 +46,7 @@ def expected(config, model, text: Text) -> tuple[float, bool]:
     return float(sum(logarithms[i, token] for i, token in enumerate(wanted))), greedy
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["single", "fsdp", "tensor"])
+@pytest.mark.parametrize("layout", only([], ["single", "fsdp", "tensor"], ["single", "tensor"]))
 def test_scores_are_those_of_the_model_alone(layout):
     config, found = opened(layout)
     scores = Scorer(found, 16, batch=2).scores(TEXTS)

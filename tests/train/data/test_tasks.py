@@ -73,7 +73,7 @@ def mixture(tmp_path_factory):
 
 
 @pytest.mark.parametrize("task", TASKS)
-@settings(max_examples=settings.default.max_examples // 3)
+@settings(max_examples=settings.default.max_examples // 5)
 @given(
     owners=st.lists(st.sets(st.integers(0, 3), max_size=3), min_size=8, max_size=8),
     step=st.integers(0, 30),
