@@ -28,7 +28,7 @@ def view_of(run: Standing) -> RunView:
     starts = [event["time"] - began for event in run.events if event["event"] == "start"]
     return RunView(
         name=run.name,
-        state=_state(run),
+        state=run.state_words,
         facts=_facts(run),
         charts=_charts(run, axis, starts if timed else []),
         x_words=duration if timed else "{:,.0f}".format,
@@ -40,12 +40,6 @@ def view_of(run: Standing) -> RunView:
         seconds_words=duration,
         events=[_happened(event, run, began) for event in run.events[-_EVENTS:]],
     )
-
-
-def _state(run: Standing) -> str:
-    if run.state in ("starting", "no sign of life") and run.seen is not None:
-        return f"{run.state} for {age(run.now - run.seen)}"
-    return run.state
 
 
 def _facts(run: Standing) -> list[tuple[str, str]]:

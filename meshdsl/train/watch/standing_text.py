@@ -43,10 +43,7 @@ def _news(run: Standing) -> Iterator[Event]:
 
 
 def _head(run: Standing) -> str:
-    words = [run.name, run.state]
-    if run.state in ("starting", "running", "no sign of life") and run.seen is not None:
-        since = run.now - run.seen
-        words[-1] += f" for {age(since)}" if run.state != "running" else ""
+    words = [run.name, run.state_words]
     words.append(f"step {run.step:,}" + (f"/{run.steps:,}" if run.steps else ""))
     if run.steps:
         words.append(f"{run.step / run.steps:.1%}")
