@@ -16,7 +16,7 @@ from meshdsl.train.watch.units import SPEED
 
 _POINTS = 600  # of a curve, at most
 _EVENTS = 200  # the newest of a run, that are listed and marked
-_BAD = {"lost", "rollback", "gone", "skipped", "slow"}
+_BAD = {"lost", "rollback", "gone", "skipped"}
 _LEAST = 0.0005  # of the time of a run: what takes less is left out
 
 
@@ -28,7 +28,7 @@ def view_of(run: Standing) -> RunView:
     starts = [event["time"] - began for event in run.events if event["event"] == "start"]
     return RunView(
         name=run.name,
-        state=_state(run),
+        state=run.state_words,
         facts=_facts(run),
         charts=_charts(run, axis, starts if timed else []),
         x_words=duration if timed else "{:,.0f}".format,
@@ -40,12 +40,6 @@ def view_of(run: Standing) -> RunView:
         seconds_words=duration,
         events=[_happened(event, run, began) for event in run.events[-_EVENTS:]],
     )
-
-
-def _state(run: Standing) -> str:
-    if run.state in ("starting", "no sign of life") and run.seen is not None:
-        return f"{run.state} for {age(run.now - run.seen)}"
-    return run.state
 
 
 def _facts(run: Standing) -> list[tuple[str, str]]:
@@ -80,7 +74,9 @@ def _charts(
         held_out = f"validation_{metric}"
         dots = [(axis(line), line[held_out]) for line in run.lines if is_finite(line.get(held_out))]
         if points:
-            found.append(Chart(title, _pieces(points, starts), words, dots))
+            most = max(y for _, y in points)
+            unit = 1024.0 ** int(math.log2(max(1.0, most)) / 10) if words is byte_words else 1.0
+            found.append(Chart(title, _pieces(points, starts), words, dots, unit))
     return found
 
 
@@ -120,7 +116,7 @@ def _parts(run: Standing) -> list[tuple[str, float]]:
 
 
 def _happened(event: dict, run: Standing, began: float) -> Happened:
-    bad = event["event"] in _BAD or "error" in event
+    bad = event["event"] in _BAD or "error" in event or bool(event.get("hosts"))
     sort = "bad" if bad else "start" if event["event"] in ("start", "end") else ""
     when = time.strftime("%m-%d %H:%M:%S", time.localtime(event["time"]))
     words = f"{when}, {age(run.now - event['time'])} ago"

@@ -11,7 +11,7 @@ from html import escape
 from meshdsl.tools.page import content_hash, style_sheet
 
 _WIDTH, _HEIGHT = 460, 180  # of a chart, in pixels
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 12, 10, 24  # of what stands around the curve
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 12, 10, 24  # of what stands around the curve
 _BAR = 24  # the height of the bar
 _ROOM = 8.0  # pixels that an axis label keeps from its chart
 _DAY = 86400
@@ -54,14 +54,16 @@ class Chart:
     Attributes:
       title: of the metric.
       lines: pieces of the curve, each of points `(x, y)`; between them no steps were taken.
-      dots: points that are drawn apart, such as the same metric on held-out data.
       words: gives a value of y in words.
+      dots: points that are drawn apart, such as the same metric on held-out data.
+      unit: what labels of y are round multiples of.
     """
 
     title: str
     lines: Sequence[Sequence[tuple[float, float]]]
     words: Callable[[float], str]
     dots: Sequence[tuple[float, float]] = ()
+    unit: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def _chart(chart: Chart, run: RunView) -> str:
         return round(_LEFT + across, 1), round(_TOP + down, 1)
 
     found = []
-    for y in _ticks(low_y, high_y, 4):
+    for y in (chart.unit * each for each in _ticks(low_y / chart.unit, high_y / chart.unit, 4)):
         at = place(low_x, y)[1]
         found.append(f'<path class="grid" d="M{_LEFT} {at}H{_WIDTH - _RIGHT}"/>')
         words = escape(chart.words(y))

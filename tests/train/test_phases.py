@@ -14,6 +14,8 @@ from meshdsl.train.optimizer import make_schedule
 from meshdsl.train.phases import phases_of
 from meshdsl.train.settings import override, read, to_toml
 from meshdsl.train.training_loop import TrainingLoop
+from meshdsl.train.watch.events import read_events
+from meshdsl.train.watch.goodput import goodput
 from meshdsl_cli import main
 from tests.train.common import SHORT, losses, records, train
 
@@ -153,6 +155,13 @@ def test_a_run_goes_back_to_an_earlier_phase(every, file, monkeypatch, tmp_path,
     assert code == 0 and len(found) == 9 and np.isfinite(found).all()
     assert f"rolled back to step {every}" in capsys.readouterr().out
     assert entered == [1, 2, 1, 2, 3]
+    events = read_events(tmp_path / "a/events.jsonl")
+    assert [one["phase"] for one in events if one["event"] == "phase"] == entered[1:]
+    assert [one["step"] for one in events if one["event"] == "rollback"] == [every]
+    assert (events[-1]["event"], events[-1]["reason"]) == ("end", "finished")
+    spent = goodput(tmp_path / "a")
+    assert spent.good > 0 and spent.losses["lost"] > 0 and spent.losses["phase"] > 0
+    assert spent.steps == 9 and spent.lost_steps > 0
 
 
 def test_a_run_does_not_go_back_for_ever(file, monkeypatch, tmp_path, capsys):

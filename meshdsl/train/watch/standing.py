@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshdsl.train.watch.curves import check_run
+from meshdsl.train.watch.event_words import age
 from meshdsl.train.watch.events import Event, read_events
 from meshdsl.train.watch.goodput import Goodput, goodput_of
 from meshdsl.train.watch.metrics_file import MetricsReader, StepMetrics, is_finite
@@ -45,6 +46,14 @@ class Standing:
     goodput: Goodput | None
     now: float
     seen: float | None
+
+    @property
+    def state_words(self) -> str:
+        """The state, and for how long it has been so: `no sign of life for 5 min`."""
+        starts = [event["time"] for event in self.events if event["event"] == "start"]
+        since = {"no sign of life": self.seen, "starting": max(starts, default=None)}
+        began = since.get(self.state)
+        return self.state if began is None else f"{self.state} for {age(self.now - began)}"
 
     @property
     def step(self) -> int:

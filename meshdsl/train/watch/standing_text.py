@@ -9,6 +9,7 @@ import numpy as np
 
 from meshdsl.figures import byte_words
 from meshdsl.train.watch.event_words import age, duration, event_words
+from meshdsl.train.watch.events import Event
 from meshdsl.train.watch.goodput import CAUSES, Goodput
 from meshdsl.train.watch.metrics_file import is_finite
 from meshdsl.train.watch.standing import Standing
@@ -31,15 +32,18 @@ def standing_lines(run: Standing, width: int) -> Iterator[str]:
         yield "  ".join(facts)
     if run.goodput:
         yield from goodput_lines(run.goodput)
-    for event in run.events[-_EVENTS:]:
+    for event in list(_news(run))[-_EVENTS:]:
         yield f"{age(run.now - event['time']):>9} ago  {event_words(event)}"[:width]
 
 
+def _news(run: Standing) -> Iterator[Event]:
+    """The events, of checkpoints only the newest."""
+    saved = [event for event in run.events if event["event"] == "checkpoint"]
+    yield from (one for one in run.events if one["event"] != "checkpoint" or one is saved[-1])
+
+
 def _head(run: Standing) -> str:
-    words = [run.name, run.state]
-    if run.state in ("starting", "running", "no sign of life") and run.seen is not None:
-        since = run.now - run.seen
-        words[-1] += f" for {age(since)}" if run.state != "running" else ""
+    words = [run.name, run.state_words]
     words.append(f"step {run.step:,}" + (f"/{run.steps:,}" if run.steps else ""))
     if run.steps:
         words.append(f"{run.step / run.steps:.1%}")
