@@ -253,7 +253,9 @@ class TrainingLoop:
                 dog.beat(done)
                 pause = time.perf_counter() - start
                 self.console.print(f"{self.now.phase.words} (after a pause of {pause:.1f} s)")
-                self.events.write("phase", done, phase=self.now.phase.number, seconds=pause)
+                now = self.now.phase
+                changes = ", ".join(now.changes)
+                self.events.write("phase", done, phase=now.number, changes=changes, seconds=pause)
 
     def _compiled_or_saved(self, state: State, done: int) -> Callable:
         """The step of a phase that begins; if it cannot be compiled, no step so far is lost."""

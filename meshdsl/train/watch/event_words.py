@@ -76,12 +76,18 @@ def _first_step(event: Event) -> str:
     return "first step" + (f" after {time_words(seconds)}" if is_finite(seconds) else "")
 
 
+def _phase(event: Event) -> str:
+    """As `phase 2 begins: batch=64`; a run that goes back enters a phase without changes."""
+    changes = event.get("changes")
+    return f"phase {event.get('phase')} begins" + (f": {changes}" if changes else "")
+
+
 _WORDS: dict[str, Callable[[Event], str]] = {
     "start": _start,
     "first_step": _first_step,
     "lost": _trained_again,
     "rollback": lambda event: f"rolled back to step {_int(event, 'step')}; {_trained_again(event)}",
-    "phase": lambda event: f"phase {event.get('phase')} begins{_took(event)}",
+    "phase": lambda event: _phase(event) + _took(event),
     "checkpoint": lambda event: f"checkpoint of step {_int(event, 'step')}{_took(event)}",
     "slow": _slow,
     "skipped": lambda event: f"step {_int(event, 'step')} changed nothing: it was not finite",
