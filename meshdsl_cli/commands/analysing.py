@@ -15,6 +15,7 @@ from meshdsl_cli.flags import (
     TARGET,
     count,
     seconds,
+    whole,
 )
 
 EXPLAIN = Command(
@@ -131,6 +132,44 @@ VERIFY = Command(
         Flag("--devices N", "so many devices, where there is no target", count),
         Flag("--write FILE", "write a certificate of what is proved", Path),
         Flag("--certificate FILE", "say whether this certificate holds, without a trace", Path),
+    ),
+)
+
+
+REHEARSE = Command(
+    "rehearse",
+    help="what faults, saves and restarts will leave of the time of a run",
+    function="meshdsl.commands.rehearse:rehearse_run",
+    settings=True,
+    flags=(
+        *ONE_LAYOUT,
+        TARGET,
+        Flag(
+            "--faults KIND=TIME,...",
+            "mean times between faults: mtbf of the whole job, or host_mtbf of one host; "
+            "slice_mtbf until one slice is gone, for slice_back (1h)",
+            any_text=True,
+            missing="say how often faults come, with --faults, for example --faults mtbf=4h",
+        ),
+        Flag("--store RATE", "how fast checkpoints are written and read, as 20GB/s"),
+        Flag("--step TIME", "how long a step takes, as 2.4s; by default as explain estimates it"),
+        Flag(
+            "--restart PART=TIME,...",
+            "parts of a start after a fault: detect (45s), replace (2min), start (1min) and "
+            "compile (1min); and all of the first start (10min)",
+            any_text=True,
+            default="",
+        ),
+        Flag(
+            "--to-host RATE",
+            "from a device to the memory of its host (%(default)s)",
+            default="8GB/s",
+        ),
+        Flag("--spares K", "up to so many slices that stand by (%(default)s)", whole, default=1),
+        Flag("--traces N", "how many traces of faults are drawn (%(default)s)", count, default=40),
+        Flag("--seed N", "another one draws other faults (%(default)s)", int, default=0),
+        Flag("--out FILE", "a picture: .png, .svg or .pdf, by matplotlib", Path),
+        *ANALYSIS,
     ),
 )
 
