@@ -41,7 +41,7 @@ def seconds(text: str) -> float:
 
 
 def load(text: str) -> float:
-    """The type of a flag whose value is a load of at least 1, the mean."""
+    """The type of a flag whose value is a load, or another number, of at least 1."""
     return _number(text, "a number of at least 1", lambda value: value >= 1)
 
 

@@ -11,6 +11,7 @@ from math import prod
 
 from meshdsl.commands.analysis import analyses_of, configured, target_of
 from meshdsl.commands.output import check_files
+from meshdsl.commands.rehearse_real import rehearse_for_real
 from meshdsl.errors import MeshDSLError, either
 from meshdsl.extras import check_extra
 from meshdsl.figures import byte_words
@@ -38,6 +39,11 @@ def rehearse_run(arguments: argparse.Namespace) -> int:
         faster than a restart takes.
     """
     faults = parse_faults(arguments.faults)
+    if arguments.real:
+        return rehearse_for_real(arguments, faults)
+    for name in ("devices", "scale"):
+        if getattr(arguments, name):
+            raise MeshDSLError(f"--{name}: goes with --real")
     restart = Restart(**_pairs("--restart", arguments.restart, Restart))
     step = parse_seconds("--step ", arguments.step) if arguments.step else None
     store = parse_rate("--store ", _needed(arguments.store, "--store", "20GB/s"))
@@ -64,14 +70,13 @@ def rehearse_run(arguments: argparse.Namespace) -> int:
         slices=target.slices,
     )
     config = configured(arguments)
-    spares = arguments.spares if faults.slice_mtbf else 0
     rehearsal = Rehearsal(
         run=run,
         faults=faults,
         traces=tuple(Trace(faults, hosts, arguments.seed + i) for i in range(arguments.traces)),
         chips=target.chips // target.slices,
         set=_as_set(config, run),
-        spares=spares,
+        spares=_spares(arguments, faults),
     )
     _check_faults(arguments.faults, rehearsal)
     set_row, rows = rehearsal.as_set(), list(rehearsal.rows())
@@ -86,9 +91,7 @@ def rehearse_run(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join([*heading, describe(rehearsal, set_row, rows)]))
     if arguments.out:
-        words = ("the store alone", "copies in memory")
-        tried = zip(words, map(rehearsal.tried, rehearsal.memories()), strict=False)
-        save_rehearsal(rehearsal, set_row, rows, dict(tried), arguments.out)
+        save_rehearsal(rehearsal, set_row, rows, arguments.out)
         print(f"wrote {arguments.out}", file=sys.stderr)
     return 0
 
@@ -161,6 +164,14 @@ def _state(analysis: Analysis, target: Target) -> tuple[list[str], int, int]:
         f"take {byte_words(part * (target.devices // hosts))} of the memory of a host",
     ]
     return lines, whole, part
+
+
+def _spares(arguments: argparse.Namespace, faults: Faults) -> int:
+    if faults.slice_mtbf:
+        return 1 if arguments.spares is None else arguments.spares
+    if arguments.spares:
+        raise MeshDSLError("--spares: stand in for slices that are gone; --faults has no slice_mtbf")
+    return 0
 
 
 def _as_set(config: Config, run: Run) -> tuple[int, ...]:

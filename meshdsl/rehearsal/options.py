@@ -130,13 +130,14 @@ class Rehearsal:
     def rows(self) -> Iterator[Row]:
         """Each way to run it, at the best interval between checkpoints."""
         shared = self.faults.slice_mtbf is not None
-        for memory in self.memories():
+        for memory in self.memories:
             best = self.best_interval(memory)
             every = self.run.every(best)
             for spares in range(self.spares + 1):
                 for fewer in (False, True) if shared and self.run.slices > 1 else (False,):
                     yield self.row(Option(every, memory, spares, fewer), best)
 
+    @property
     def memories(self) -> Sequence[tuple[int, ...]]:
         """The steps between two copies in memory: no copies, and the best by Daly's formula."""
         if self.run.hosts < 2:
@@ -144,8 +145,15 @@ class Rehearsal:
         run = self.run
         return [(), run.every(max(daly(run.handover, self.mtbf), run.copy))]
 
-    def tried(self, memory: Sequence[int]) -> dict[float, Row]:
-        """Rows by the interval between checkpoints, from a short one on until it is too long."""
+    @cached_property
+    def tried(self) -> dict[tuple[int, ...], dict[float, Row]]:
+        """For each of `memories`, rows by the interval between checkpoints.
+
+        They go from a short interval on until it is too long.
+        """
+        return {memory: self._tried(memory) for memory in self.memories}
+
+    def _tried(self, memory: tuple[int, ...]) -> dict[float, Row]:
         run = self.run
         longest = min(_LONGEST, run.work(run.steps))
         option = Option((), memory, self.spares)
@@ -160,8 +168,8 @@ class Rehearsal:
             interval *= _FINER
         return found
 
-    def best_interval(self, memory: Sequence[int]) -> float:
+    def best_interval(self, memory: tuple[int, ...]) -> float:
         """Of the intervals that are as good as the best one, the shortest."""
-        rows = self.tried(memory)
+        rows = self.tried[memory]
         best = min(row.seconds for row in rows.values())
         return next(each for each, row in rows.items() if row.seconds <= best * (1 + _BETTER))

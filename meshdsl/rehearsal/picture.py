@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from meshdsl.errors import system_errors_say
 from meshdsl.extras import extra
 from meshdsl.rehearsal.options import Rehearsal, Row
 from meshdsl.rehearsal.simulate import CAUSES
-from meshdsl.rehearsal.text import words_of
+from meshdsl.rehearsal.text import name_of
 from meshdsl.train.watch.curves_picture import COLOURS
 
 _STEPS = "#c9d3e0"  # of steps that count, which are most of each bar
@@ -20,13 +20,11 @@ def save_rehearsal(
     rehearsal: Rehearsal,
     set_row: Row,
     rows: Sequence[Row],
-    tried: Mapping[str, Mapping[float, Row]],
     path: Path,
 ) -> None:
     """Write a picture of a rehearsal.
 
     Args:
-      tried: rows by the interval between checkpoints, by what they have in common in words.
       path: a file whose ending is one of `curves_picture.ENDINGS`.
 
     Raises:
@@ -38,7 +36,7 @@ def save_rehearsal(
     figure = figures.Figure(figsize=(9, height), layout="constrained", dpi=150)
     ratios = {"height_ratios": [3.6, height - 3.6]}
     above, below = figure.subplots(2, gridspec_kw=ratios)
-    _draw_intervals(above, tried)
+    _draw_intervals(above, rehearsal)
     _draw_losses(below, rehearsal, set_row, rows)
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
@@ -46,15 +44,16 @@ def save_rehearsal(
         figure.savefig(path)
 
 
-def _draw_intervals(axes: Any, tried: Mapping[str, Mapping[float, Row]]) -> None:
-    for colour, (words, rows) in zip(COLOURS, tried.items(), strict=False):
+def _draw_intervals(axes: Any, rehearsal: Rehearsal) -> None:
+    for colour, (memory, rows) in zip(COLOURS, rehearsal.tried.items(), strict=False):
+        words = "memory and store" if memory else "store"
         minutes = [interval / 60 for interval in rows]
         axes.plot(minutes, [row.goodput for row in rows.values()], color=colour, label=words)
         low, high = zip(*(row.spread for row in rows.values()), strict=True)
         axes.fill_between(minutes, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_major_formatter("{x:.0%}")
+    axes.yaxis.set_major_formatter("{x:.1%}")
     axes.set_xlabel("minutes of steps between two checkpoints")
     axes.set_ylabel("goodput, with 5% to 95% of traces")
     axes.grid(color="#d9dde2", linewidth=0.6)
@@ -62,8 +61,7 @@ def _draw_intervals(axes: Any, tried: Mapping[str, Mapping[float, Row]]) -> None
 
 
 def _draw_losses(axes: Any, rehearsal: Rehearsal, set_row: Row, rows: Sequence[Row]) -> None:
-    named = [(words_of(rehearsal, row), row) for row in rows]
-    named.insert(0, (f"as set: {words_of(rehearsal, set_row)}", set_row))
+    named = [(_name(rehearsal, row, row is set_row), row) for row in (set_row, *rows)]
     at = range(len(named))
     left = [1 - sum(row.losses.values()) for _, row in named]
     axes.barh(at, left, color=_STEPS, label="steps that count")
@@ -79,3 +77,9 @@ def _draw_losses(axes: Any, rehearsal: Rehearsal, set_row: Row, rows: Sequence[R
     axes.xaxis.set_major_formatter("{x:.0%}")
     axes.set_xlabel("share of the time")
     axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.3, -0.18))
+
+
+def _name(rehearsal: Rehearsal, row: Row, as_set: bool) -> str:
+    """The row as the table names it: `memory, store; 1 spare; go on`."""
+    state, *slices = name_of(rehearsal, row, as_set)
+    return "; ".join([state, *(f"{slices[0]} spare", slices[1])] if slices else [state])
