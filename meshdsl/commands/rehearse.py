@@ -159,10 +159,13 @@ def _state(analysis: Analysis, target: Target) -> tuple[list[str], int, int]:
     hosts = _hosts(target)
     lines = [
         analysis.title,
-        f"{job.layout.name}, mesh {mesh}, on {target}: {target.chips:,} chips of {hosts:,} hosts",
-        f"state: {byte_words(whole)}, {byte_words(part)} of it on a device; copies of a neighbour "
-        f"take {byte_words(part * (target.devices // hosts))} of the memory of a host",
+        f"{job.layout.name}, mesh {mesh}, on {target}: {target.chips:,} chips of {hosts:,} "
+        f"host{'s' * (hosts > 1)}",
+        f"state: {byte_words(whole)}, {byte_words(part)} of it on a device",
     ]
+    if hosts > 1:
+        copied = byte_words(2 * part * (target.devices // hosts))
+        lines[-1] += f"; copies, own and of a neighbour, take {copied} of the memory of a host"
     return lines, whole, part
 
 
@@ -170,7 +173,9 @@ def _spares(arguments: argparse.Namespace, faults: Faults) -> int:
     if faults.slice_mtbf:
         return 1 if arguments.spares is None else arguments.spares
     if arguments.spares:
-        raise MeshDSLError("--spares: stand in for slices that are gone; --faults has no slice_mtbf")
+        raise MeshDSLError(
+            "--spares: stand in for slices that are gone; give a slice_mtbf"
+        )
     return 0
 
 

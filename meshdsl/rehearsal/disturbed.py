@@ -9,6 +9,7 @@ from pathlib import Path
 from meshdsl.errors import MeshDSLError
 from meshdsl.rehearsal.faults import Trace
 from meshdsl.rehearsal.launched import Launched, kill_one, wait_until
+from meshdsl.rehearsal.measured import stepping
 from meshdsl.rehearsal.simulate import Outcome
 from meshdsl.train.folder import RunFolder
 
@@ -46,6 +47,6 @@ def disturbed(words: Sequence[str], processes: int, folder: Path, trace: Trace) 
         said = launched.printed.read_text(encoding="utf-8").strip().splitlines()
         raise MeshDSLError(f"--real: the run ended with exit code {process.returncode}: {said[-1]}")
     records = launched.metrics()
-    saving = sum(record["checkpoint_seconds"] for record in records)
-    work = sum(record["seconds"] for record in records) - saving
+    saving = sum(record.get("checkpoint_seconds", 0.0) for record in records)
+    work = sum(map(stepping, records))
     return Outcome(seconds, work, {"checkpoints": saving}, faults)

@@ -29,6 +29,7 @@ class Leg:
       handover: seconds that a save takes from the steps.
       write: seconds from then until it is complete.
       last: whether the run ends with it, when the save is complete.
+      new: seconds that the first save takes from the steps beside `handover`.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Leg:
         handover: float,
         write: float,
         last: bool = True,
+        new: float = 0.0,
     ):
         self.start, self.end, self.step, self.every = start, end, step, every
         self._handover, self._after = handover, handover + write
@@ -60,14 +62,19 @@ class Leg:
             newest = end, self._end_begins
             self.seconds = self._end_begins + (self._after if last else handover)
         self.writing: tuple[int, float] | None = None
+        self._new = new if newest else 0.0
+        self._first_begins = self._begins if self._saves else reached
         if newest and newest[1] + self._after > self.seconds:
-            self.writing = newest[0], newest[1] + self._after
+            self.writing = newest[0], newest[1] + self._after + self._new
+        self.seconds += self._new
 
     def done(self, seconds: float) -> float:
         """How many steps are done after so many seconds, those before `start` among them.
 
         What is left of the seconds is the time of saves.
         """
+        # As in a leg whose first save is like all others.
+        seconds = max(min(seconds, self._first_begins), seconds - self._new)
         if seconds <= self._begins or not self._saves:
             return min(self.start + seconds / self.step, self.end)
         save = min(floor((seconds - self._begins) / self._cycle + _EPSILON), self._saves - 1)
@@ -77,7 +84,7 @@ class Leg:
 
     def saved(self, seconds: float) -> int | None:
         """The step of the newest checkpoint of this leg that is complete; None without one."""
-        complete = seconds - self._after + _EPSILON
+        complete = seconds - self._new - self._after + _EPSILON
         if self._end_begins is not None and complete >= self._end_begins:
             return self.end
         if not self._saves or complete < self._begins:

@@ -9,17 +9,18 @@ from statistics import fmean, median
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.rehearsal.launched import Launched
+from meshdsl.rehearsal.leg import Leg
 from meshdsl.rehearsal.run import Restart, Run, Stretch
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.watch.metrics_file import StepMetrics
+from meshdsl.train.watch.step_timer import TRAINING
 
 _LEAST = 12  # steps of each of the two starts
+_SAVES = 3  # of each that its metrics have
 _NOTICED = 0.15  # seconds until a launcher has seen that a process has died, and ended the others
 
 
-def measured_run(
-    words: Sequence[str], processes: int, folder: Path, steps: int, every: int
-) -> Run:
+def measured_run(words: Sequence[str], processes: int, folder: Path, steps: int, every: int) -> Run:
     """The run that `meshdsl train` with these words is, its times measured by a short one.
 
     It is started, ends after a few steps, is started once more and ends again.
@@ -33,17 +34,19 @@ def measured_run(
       MeshDSLError: it does not end well; the error has what it said last.
     """
     launched = Launched(words, processes, RunFolder(folder))
-    each = max(_LEAST, 2 * every)
+    each = max(_LEAST, _SAVES * every + 2)
     first, writing = _ended(launched, each)
     begun = launched.metrics()
     _ended(launched, 2 * each)
     resumed = launched.metrics()[each:]
     # The first step of a start, and the one that begins while all is new, tell nothing of others.
     steady = [*begun[2:], *resumed[2:]]
-    step = fmean(_step(record) for record in steady)
-    saves = [record["checkpoint_seconds"] for record in steady if record["checkpoint_seconds"]]
-    handover = fmean(saves) if saves else 0.0
-    count = sum(bool(record["checkpoint_seconds"]) for record in begun)
+    step = fmean(stepping(record) for record in steady)
+    (first_one, *ones), (first_other, *others) = map(_saves, (begun, resumed))
+    handover = fmean([*ones, *others])
+    new = max(0.0, (first_one + first_other) / 2 - handover)
+    alone = Leg(0, each, step, every, handover, writing, new=new)
+    first_step = resumed[0]["startup_first_step_seconds"] - step
     return Run(
         stretches=(Stretch(steps, step),),
         handover=handover,
@@ -53,18 +56,22 @@ def measured_run(
             detect=_NOTICED,
             replace=0.0,
             start=_starting(resumed[0]),
-            compile=resumed[0].get("startup_compile_seconds", 0.0)
-            + resumed[0]["startup_first_step_seconds"]
-            - step,
-            first=first - each * step - count * handover - writing,
+            compile=resumed[0].get("startup_compile_seconds", 0.0) + first_step,
+            first=first - alone.seconds,
         ),
+        new=new,
         hosts=processes,
     )
 
 
-def _step(record: StepMetrics) -> float:
-    """Seconds of a step without its checkpoint."""
-    return record["seconds"] - record["checkpoint_seconds"]
+def _saves(records: Sequence[StepMetrics]) -> list[float]:
+    """Seconds of each save of a start, but for that of its last step."""
+    return list(filter(None, (record.get("checkpoint_seconds", 0.0) for record in records)))
+
+
+def stepping(record: StepMetrics) -> float:
+    """Seconds of a step alone, without its checkpoint say."""
+    return sum(record.get(f"{what}_seconds", 0.0) for what in TRAINING)
 
 
 def _starting(record: StepMetrics) -> float:

@@ -24,7 +24,7 @@ class Row:
     """A way to run it, and what comes of it.
 
     Attributes:
-      interval: seconds of steps between two checkpoints.
+      interval: seconds of steps between two checkpoints, in the first stretch.
       outcomes: one for each trace.
       chips: of the job, those of spare slices among them.
       useful: chips that the run uses.
@@ -116,26 +116,25 @@ class Rehearsal:
             each.append(self.faults.slice_mtbf / self.run.slices)
         return 1 / sum(1 / mean for mean in each if mean)
 
-    def row(self, option: Option, interval: float, traces: int | None = None) -> Row:
+    def row(self, option: Option, traces: int | None = None) -> Row:
         run = self.run
+        interval = option.every[0] * run.stretches[0].seconds
         outcomes = tuple(simulate(run, option, trace) for trace in self.traces[:traces])
         useful = run.slices * self.chips
         return Row(option, interval, outcomes, useful + option.spares * self.chips, useful)
 
     def as_set(self) -> Row:
         """The run as its settings have it: no copies, no spare slices."""
-        interval = self.set[0] * self.run.stretches[0].seconds
-        return self.row(Option(self.set), interval)
+        return self.row(Option(self.set))
 
     def rows(self) -> Iterator[Row]:
         """Each way to run it, at the best interval between checkpoints."""
         shared = self.faults.slice_mtbf is not None
         for memory in self.memories:
-            best = self.best_interval(memory)
-            every = self.run.every(best)
+            every = self.run.every(self.best_interval(memory))
             for spares in range(self.spares + 1):
                 for fewer in (False, True) if shared and self.run.slices > 1 else (False,):
-                    yield self.row(Option(every, memory, spares, fewer), best)
+                    yield self.row(Option(every, memory, spares, fewer))
 
     @property
     def memories(self) -> Sequence[tuple[int, ...]]:
@@ -157,12 +156,12 @@ class Rehearsal:
         run = self.run
         longest = min(_LONGEST, run.work(run.steps))
         option = Option((), memory, self.spares)
-        interval = min(longest, max(daly(run.handover, self.mtbf), run.write) / 4)
+        interval = max(daly(run.handover, self.mtbf), run.write) / 4
+        interval = min(longest, max(interval, run.stretches[0].seconds))
         found: dict[float, Row] = {}
         worse = 0
         while worse < 4 and interval <= longest:
-            of_interval = replace(option, every=run.every(interval))
-            found[interval] = self.row(of_interval, interval, _SEARCHED)
+            found[interval] = self.row(replace(option, every=run.every(interval)), _SEARCHED)
             best = min(row.seconds for row in found.values())
             worse = worse + 1 if found[interval].seconds > best else 0
             interval *= _FINER

@@ -46,8 +46,8 @@ def save_rehearsal(
 
 def _draw_intervals(axes: Any, rehearsal: Rehearsal) -> None:
     for colour, (memory, rows) in zip(COLOURS, rehearsal.tried.items(), strict=False):
-        words = "memory and store" if memory else "store"
-        minutes = [interval / 60 for interval in rows]
+        words = _name(rehearsal, next(iter(rows.values())), as_set=False)
+        minutes = [row.interval / 60 for row in rows.values()]
         axes.plot(minutes, [row.goodput for row in rows.values()], color=colour, label=words)
         low, high = zip(*(row.spread for row in rows.values()), strict=True)
         axes.fill_between(minutes, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -74,7 +74,7 @@ def _draw_losses(axes: Any, rehearsal: Rehearsal, set_row: Row, rows: Sequence[R
     axes.invert_yaxis()
     least = min(1 - sum(row.losses.values()) for _, row in named)
     axes.set_xlim(max(0.0, least - 0.5 * (1 - least)), 1)
-    axes.xaxis.set_major_formatter("{x:.0%}")
+    axes.xaxis.set_major_formatter("{x:.1%}")
     axes.set_xlabel("share of the time")
     axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.3, -0.18))
 
@@ -82,4 +82,7 @@ def _draw_losses(axes: Any, rehearsal: Rehearsal, set_row: Row, rows: Sequence[R
 def _name(rehearsal: Rehearsal, row: Row, as_set: bool) -> str:
     """The row as the table names it: `memory, store; 1 spare; go on`."""
     state, *slices = name_of(rehearsal, row, as_set)
-    return "; ".join([state, *(f"{slices[0]} spare", slices[1])] if slices else [state])
+    if not slices:
+        return state
+    spares, then = slices
+    return f"{state}; {spares} spare{'s' * (spares != '1')}; {then}"

@@ -1,4 +1,4 @@
-"""What is known of a run before it begins: its steps, what a save takes, and how it starts again."""
+"""What is known of a run before it begins: its steps, what a save takes, how it starts again."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ class Run:
       copy: to send the state from the memory of each host to that of a neighbour, beside the steps.
       fetch: to bring it from there to the devices again.
       restart: the other parts of a start.
+      new: that the first save of a start takes from the steps beside `handover`.
       hosts: of all slices.
       slices: that the run has with all its machines.
     """
@@ -63,6 +64,7 @@ class Run:
     copy: float = 0.0
     fetch: float = 0.0
     restart: Restart = field(default_factory=Restart)
+    new: float = 0.0
     hosts: int = 1
     slices: int = 1
 

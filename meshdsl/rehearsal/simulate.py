@@ -146,7 +146,7 @@ class _Simulation:
     def steps(self) -> Event | None:
         """Take steps until something happens, or to the end of the run."""
         run = self.run
-        ends = run.ends
+        ends, new = run.ends, run.new
         while self.step < run.steps:
             which = bisect_right(ends, self.step)
             slower = run.slices / len(self.used)
@@ -160,6 +160,7 @@ class _Simulation:
                 handover=run.handover,
                 write=run.write,
                 last=ends[which] == run.steps,
+                new=new,
             )
             began = self.now
             event = self.until(began + leg.seconds)
@@ -167,6 +168,7 @@ class _Simulation:
             self.account(leg, event, self.now - began, slower, copying, copies)
             if event:
                 return event
+            new = 0.0
         return None
 
     def account(

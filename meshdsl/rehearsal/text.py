@@ -37,10 +37,9 @@ def run_lines(run: Run) -> Iterator[str]:
         f"{stretch.steps:,} steps of {stretch.seconds:.3g} s" for stretch in run.stretches
     )
     yield f"{steps}: {long_words(run.work(run.steps))} undisturbed"
-    yield (
-        f"save: steps wait {long_words(run.handover)}, complete {long_words(run.write)} later; "
-        f"copy in memory: sent in {long_words(run.copy)}, fetched in {long_words(run.fetch)}"
-    )
+    save = f"save: steps wait {long_words(run.handover)}, complete {long_words(run.write)} later"
+    copy = f"copy in memory: sent in {long_words(run.copy)}, fetched in {long_words(run.fetch)}"
+    yield f"{save}; {copy}" if run.hosts > 1 else save
     parts = run.restart
     yield (
         f"start: first {long_words(parts.first)}; after a fault detect {long_words(parts.detect)}, "

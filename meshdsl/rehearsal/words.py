@@ -10,8 +10,12 @@ from meshdsl.figures import time_words
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {
-    **{"MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12},
-    **{"MiB/s": 2.0**20, "GiB/s": 2.0**30, "TiB/s": 2.0**40},
+    "MB/s": 1e6,
+    "GB/s": 1e9,
+    "TB/s": 1e12,
+    "MiB/s": 2.0**20,
+    "GiB/s": 2.0**30,
+    "TiB/s": 2.0**40,
 }
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z/]*)")
 

@@ -7,14 +7,14 @@ import pytest
 from meshdsl.rehearsal.leg import Leg
 
 
-def by_steps(start, end, step, every, handover, write, last):
+def by_steps(start, end, step, every, handover, write, last, new):
     """When each step is done, and when each checkpoint is complete, counted one by one."""
     now, free, done, complete = 0.0, 0.0, {}, {}
     for number in range(start + 1, end + 1):
         now += step
         done[number] = now
         if number % every == 0 or (last and number == end):
-            now = max(now, free) + handover
+            now = max(now, free) + handover + (0.0 if complete else new)
             free = complete[number] = now + write
     return done, complete, complete[end] if last else now
 
@@ -30,6 +30,7 @@ def test_a_leg_is_its_steps_and_saves_one_by_one(seed):
         "every": draw.choice([1, 3, 10, 100]),
         "handover": draw.choice([0.0, 0.25, 4.0]),
         "write": draw.choice([0.0, 3.0, 30.0]),
+        "new": draw.choice([0.0, 5.0]),
         "last": draw.choice([True, False]),
     }
     leg = Leg(**how)
