@@ -41,7 +41,7 @@ def rehearse_run(arguments: argparse.Namespace) -> int:
     faults = parse_faults(arguments.faults)
     if arguments.real:
         return rehearse_for_real(arguments, faults)
-    for name in ("devices", "scale"):
+    for name in ("devices", "processes", "scale"):
         if getattr(arguments, name):
             raise MeshDSLError(f"--{name}: goes with --real")
     restart = Restart(**_pairs("--restart", arguments.restart, Restart))
@@ -173,9 +173,7 @@ def _spares(arguments: argparse.Namespace, faults: Faults) -> int:
     if faults.slice_mtbf:
         return 1 if arguments.spares is None else arguments.spares
     if arguments.spares:
-        raise MeshDSLError(
-            "--spares: stand in for slices that are gone; give a slice_mtbf"
-        )
+        raise MeshDSLError("--spares: stand in for slices that are gone; give a slice_mtbf")
     return 0
 
 

@@ -12,6 +12,7 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.figures import columns
 from meshdsl.rehearsal.disturbed import disturbed
 from meshdsl.rehearsal.faults import FLAG, Faults, Trace
+from meshdsl.rehearsal.launched import Launched
 from meshdsl.rehearsal.measured import measured_run
 from meshdsl.rehearsal.run import Option
 from meshdsl.rehearsal.simulate import Outcome, simulate
@@ -38,14 +39,16 @@ def rehearse_for_real(arguments: argparse.Namespace, faults: Faults) -> int:
     every = config.checkpoint.every
     if config.phase or config.checkpoint.minutes or not every:
         raise MeshDSLError("--real: is for a run of one phase, with checkpoint.every alone")
-    folder, processes = arguments.real, arguments.devices or _DEVICES
+    folder, processes = arguments.real, arguments.processes or 1
+    how = processes, arguments.devices or _DEVICES
     RunFolder(folder).refuse_used()
     scale = arguments.scale or 1.0
     faults = faults.scaled(scale)
-    words = _train_words(arguments)
     told = _say if not arguments.json else lambda text: None
     folder.mkdir(parents=True, exist_ok=True)
-    run = measured_run(words, processes, folder / "calibration", config.steps, every)
+    words = [*_train_words(arguments), f"steps={config.steps}"]
+    short = Launched(words, *how, RunFolder(folder / "short"))
+    run = measured_run(short, config.steps, every)
     between = faults.of_job(processes)
     assert between
     told(
@@ -63,7 +66,7 @@ def rehearse_for_real(arguments: argparse.Namespace, faults: Faults) -> int:
         f"predicted: goodput {predicted.goodput:.1%}, {long_words(predicted.seconds)} with "
         f"{predicted.faults} faults, one every {long_words(between)} in the mean"
     )
-    measured = disturbed([*words, f"steps={config.steps}"], processes, folder / "run", trace)
+    measured = disturbed(Launched(words, *how, RunFolder(folder / "run")), config.steps, trace)
     if arguments.json:
         print(json.dumps({"predicted": _dict(predicted), "measured": _dict(measured)}))
         return 0

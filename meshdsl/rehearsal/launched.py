@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from meshdsl.train.checkpoints.folders import saved_steps
 from meshdsl.train.folder import RunFolder
@@ -27,12 +27,14 @@ class Launched:
 
     Attributes:
       words: of `meshdsl train`, without its folder.
-      processes: how many, of one virtual device each.
+      processes: how many.
+      devices: virtual ones of each process.
       folder: of the run.
     """
 
     words: Sequence[str]
     processes: int
+    devices: int
     folder: RunFolder
 
     @property
@@ -40,16 +42,32 @@ class Launched:
         """A file with all that it prints, beside its folder."""
         return self.folder.path.with_name(f"{self.folder.path.name}.txt")
 
-    def start(self, printed: IO[str], *more: str) -> subprocess.Popen:
-        """Start the launcher, which starts the processes of the run again where they die."""
-        launch = ["launch", "--processes", str(self.processes), "--restarts", str(_RESTARTS), "--"]
-        out = ["--out", str(self.folder.path), "--resume", "auto"]
-        return subprocess.Popen(
-            [sys.executable, "-m", "meshdsl_cli", *launch, *self.words, *out, *more],
-            env=os.environ | {"JAX_PLATFORMS": "cpu"},
-            stdout=printed,
-            stderr=printed,
-        )
+    @contextmanager
+    def started(self) -> Iterator[subprocess.Popen]:
+        """A launcher, which starts the processes of the run again where they die.
+
+        When the context ends, it and they have ended.
+        """
+        words = ["launch", "--processes", str(self.processes), "--restarts", str(_RESTARTS)]
+        words += ["--devices-per-process", str(self.devices), "--", *self.words]
+        words += ["--out", str(self.folder.path), "--resume", "auto"]
+        with self.printed.open("a", encoding="utf-8") as printed:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "meshdsl_cli", *words],
+                env=os.environ | {"JAX_PLATFORMS": "cpu"},
+                stdout=printed,
+                stderr=printed,
+            )
+            try:
+                yield process
+            finally:
+                process.kill()  # its processes end with it
+                process.wait()
+
+    def last_line(self) -> str:
+        """The last line of what it printed."""
+        lines = self.printed.read_text(encoding="utf-8").strip().splitlines()
+        return lines[-1] if lines else "it printed nothing"
 
     def metrics(self) -> list[StepMetrics]:
         return list(read_metrics(self.folder.metrics)) if self.folder.metrics.exists() else []
@@ -93,7 +111,14 @@ def kill_one(process: subprocess.Popen, chance: float, processes: int) -> bool:
     return False
 
 
-def wait_until(process: subprocess.Popen, at: float) -> None:
-    """Wait until a time of `time.monotonic`, or until the process has ended."""
-    while process.poll() is None and (left := at - time.monotonic()) > 0:
+def wait_until(process: subprocess.Popen, at: float, done: Callable[[], bool]) -> bool:
+    """Wait until a time of `time.monotonic`, and return whether it has come.
+
+    Not where the process has ended before, or all is done.
+    """
+    while process.poll() is None and not done():
+        left = at - time.monotonic()
+        if left <= 0:
+            return True
         time.sleep(min(_POLL, left))
+    return False

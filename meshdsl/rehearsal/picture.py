@@ -45,7 +45,7 @@ def save_rehearsal(
 
 
 def _draw_intervals(axes: Any, rehearsal: Rehearsal) -> None:
-    for colour, (memory, rows) in zip(COLOURS, rehearsal.tried.items(), strict=False):
+    for colour, rows in zip(COLOURS, rehearsal.tried.values(), strict=False):
         words = _name(rehearsal, next(iter(rows.values())), as_set=False)
         minutes = [row.interval / 60 for row in rows.values()]
         axes.plot(minutes, [row.goodput for row in rows.values()], color=colour, label=words)

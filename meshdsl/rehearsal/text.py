@@ -41,8 +41,9 @@ def run_lines(run: Run) -> Iterator[str]:
     copy = f"copy in memory: sent in {long_words(run.copy)}, fetched in {long_words(run.fetch)}"
     yield f"{save}; {copy}" if run.hosts > 1 else save
     parts = run.restart
+    yield f"first start {long_words(parts.first)}"
     yield (
-        f"start: first {long_words(parts.first)}; after a fault detect {long_words(parts.detect)}, "
+        f"after a fault: detect {long_words(parts.detect)}, "
         f"replace {long_words(parts.replace)}, start {long_words(parts.start)}, "
         f"read {long_words(run.restore)}, compile {long_words(parts.compile)}"
     )

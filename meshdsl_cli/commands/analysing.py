@@ -162,7 +162,8 @@ REHEARSE = Command(
             default="",
         ),
         Flag("--real FOLDER", "run it on this machine too, and let drawn faults kill it", Path),
-        Flag("--devices N", "for --real: so many processes of a device each; 2 by default", count),
+        Flag("--processes N", "for --real: so many processes; 1 by default", count),
+        Flag("--devices N", "for --real: so many virtual devices of each; 2 by default", count),
         Flag("--scale N", "for --real: faults come so many times as fast", load),
         Flag(
             "--to-host RATE",

@@ -84,7 +84,8 @@ layout fsdp.toml, mesh data=8, on cpu:8: 8 chips of 1 host
 state: 117.6 KiB, 14.7 KiB of it on a device
 5,000 steps of 2 s: 2.8 h undisturbed
 save: steps wait 1.88 us, complete 120 us later
-start: first 10 min; after a fault detect 45 s, replace 2.0 min, start 60 s, read 120 us, compile 60 s
+first start 10 min
+after a fault: detect 45 s, replace 2.0 min, start 60 s, read 120 us, compile 60 s
 faults: one in the job every 2.0 h
 20 traces are drawn; the run as it is set meets 2 faults in the mean
 
