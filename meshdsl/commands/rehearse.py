@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from math import prod
+from pathlib import Path
 
 from meshdsl.commands.analysis import analyses_of, configured, target_of
 from meshdsl.commands.output import check_files
@@ -44,50 +45,13 @@ def rehearse_run(arguments: argparse.Namespace) -> int:
     for name in ("devices", "processes", "scale"):
         if getattr(arguments, name):
             raise MeshDSLError(f"--{name}: goes with --real")
-    restart = Restart(**_pairs("--restart", arguments.restart, Restart))
-    step = parse_seconds("--step ", arguments.step) if arguments.step else None
-    store = parse_rate("--store ", _needed(arguments.store, "--store", "20GB/s"))
-    to_host = parse_rate("--to-host ", arguments.to_host)
     _check_picture(arguments.out)
-    _needed(arguments.target, "--target", "v5p:4x4x4")
-    compile_only()
-    analyses = analyses_of(arguments, one=["--step"])
-    target = target_of(arguments)
-    hosts = _hosts(target)
-    stretches = _stretches(arguments, analyses, step)
-    heading, whole, part = _state(next(iter(analyses.values())), target)
-    rate = min(store, _between(target, to_host) * target.devices)
-    read = hosts * min(whole, part * (target.devices // hosts))
-    run = Run(
-        stretches=tuple(stretches),
-        handover=part / to_host,
-        write=whole / rate,
-        restore=read / rate,
-        copy=part / _between(target, to_host),
-        fetch=part / _between(target, to_host) + part / to_host,
-        restart=restart,
-        hosts=hosts,
-        slices=target.slices,
-    )
-    config = configured(arguments)
-    rehearsal = Rehearsal(
-        run=run,
-        faults=faults,
-        traces=tuple(Trace(faults, hosts, arguments.seed + i) for i in range(arguments.traces)),
-        chips=target.chips // target.slices,
-        set=_as_set(config, run),
-        spares=_spares(arguments, faults),
-    )
-    _check_faults(arguments.faults, rehearsal)
+    heading, rehearsal = _rehearsal(arguments, faults)
     set_row, rows = rehearsal.as_set(), list(rehearsal.rows())
     if arguments.json:
-        data = {
-            "step_seconds": [stretch.seconds for stretch in stretches],
-            "state_bytes": whole,
-            "as_set": set_row.to_dict(),
-            "options": [row.to_dict() for row in rows],
-        }
-        print(json.dumps(data))
+        steps = [stretch.seconds for stretch in rehearsal.run.stretches]
+        options = [row.to_dict() for row in rows]
+        print(json.dumps({"step_seconds": steps, "as_set": set_row.to_dict(), "options": options}))
     else:
         print("\n".join([*heading, describe(rehearsal, set_row, rows)]))
     if arguments.out:
@@ -96,17 +60,53 @@ def rehearse_run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _rehearsal(arguments: argparse.Namespace, faults: Faults) -> tuple[list[str], Rehearsal]:
+    """What is run where, in lines, and what its rehearsal needs to know."""
+    known = [field.name for field in fields(Restart)]
+    restart = Restart(**parse_pairs("--restart", arguments.restart, known))
+    step = parse_seconds("--step ", arguments.step) if arguments.step else None
+    store = parse_rate("--store ", _needed(arguments.store, "--store", "20GB/s"))
+    to_host = parse_rate("--to-host ", arguments.to_host)
+    spares = _spares(arguments, faults)
+    _needed(arguments.target, "--target", "v5p:4x4x4")
+    compile_only()
+    analyses = analyses_of(arguments, one=["--step"])
+    target = target_of(arguments)
+    hosts = _hosts(target)
+    heading, whole, part = _state(next(iter(analyses.values())), target)
+    between = _between(target, to_host)
+    rate = min(store, between * target.devices)
+    read = hosts * min(whole, part * (target.devices // hosts))
+    run = Run(
+        stretches=tuple(_stretches(arguments, analyses, step)),
+        handover=part / to_host,
+        write=whole / rate,
+        restore=read / rate,
+        copy=part / between,
+        fetch=part / between + part / to_host,
+        restart=restart,
+        hosts=hosts,
+        slices=target.slices,
+    )
+    rehearsal = Rehearsal(
+        run=run,
+        faults=faults,
+        traces=tuple(Trace(faults, hosts, arguments.seed + i) for i in range(arguments.traces)),
+        chips=target.chips // target.slices,
+        set=_as_set(configured(arguments), run),
+        spares=spares,
+    )
+    _check_faults(arguments.faults, rehearsal)
+    return heading, rehearsal
+
+
 def _needed(value: str | None, flag: str, example: str) -> str:
     if value is None:
         raise MeshDSLError(f"{flag}: is needed, for example {flag} {example}")
     return value
 
 
-def _pairs(flag: str, text: str, known: type) -> dict[str, float]:
-    return parse_pairs(flag, text, [field.name for field in fields(known)])
-
-
-def _check_picture(path) -> None:
+def _check_picture(path: Path | None) -> None:
     """Raise a MeshDSLError unless a picture can be written there."""
     if path is None:
         return

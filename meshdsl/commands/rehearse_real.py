@@ -19,7 +19,7 @@ from meshdsl.rehearsal.simulate import Outcome, simulate
 from meshdsl.rehearsal.words import long_words
 from meshdsl.train.folder import RunFolder
 
-_OTHER = ("target", "store", "step", "restart", "mesh", "hardware", "phase", "out")
+_OTHER = ("target", "store", "step", "restart", "mesh", "hardware", "phase", "out", "spares")
 _DEVICES = 2
 
 
@@ -69,7 +69,12 @@ def rehearse_for_real(arguments: argparse.Namespace, faults: Faults) -> int:
     measured = disturbed(Launched(words, *how, RunFolder(folder / "run")), config.steps, trace)
     if arguments.json:
         print(json.dumps({"predicted": _dict(predicted), "measured": _dict(measured)}))
-        return 0
+    else:
+        print(_table(predicted, measured))
+    return 0
+
+
+def _table(predicted: Outcome, measured: Outcome) -> str:
     rows = [("", "predicted", "measured")]
     shown: dict[str, Callable[[Outcome], str]] = {
         "goodput": lambda found: f"{found.goodput:.1%}",
@@ -78,8 +83,7 @@ def rehearse_for_real(arguments: argparse.Namespace, faults: Faults) -> int:
         **{cause: _seconds(cause) for cause in predicted.losses},
     }
     rows += [(name, text(predicted), text(measured)) for name, text in shown.items()]
-    print("\n".join(columns(rows, right=[1, 2])))
-    return 0
+    return "\n".join(columns(rows, right=[1, 2]))
 
 
 def _seconds(cause: str) -> Callable[[Outcome], str]:

@@ -11,7 +11,14 @@ from meshdsl.rehearsal.faults import Event, Trace
 from meshdsl.rehearsal.leg import Leg
 from meshdsl.rehearsal.run import Option, Run
 
-CAUSES = ("start", "down", "lost steps", "checkpoints", "waiting", "fewer machines")
+CAUSES: tuple[str, ...] = (
+    "start",
+    "down",
+    "lost steps",
+    "checkpoints",
+    "waiting",
+    "fewer machines",
+)
 """What takes time from the steps.
 
 `start`: the first start. `down`: from a fault until steps go on, without the wait for machines.

@@ -89,7 +89,7 @@ def table(rehearsal: Rehearsal, set_row: Row, rows: Sequence[Row]) -> list[str]:
     """A line for each way to run it, the run as it is set first."""
     slices = ("spares", "slice gone") if rehearsal.faults.slice_mtbf else ()
     heading = ("state in", *slices, "checkpoint", "goodput", "5% to 95%", "takes")
-    lines = [(*heading, "chip hours", "wasted")]
+    lines: list[tuple[str, ...]] = [(*heading, "chip hours", "wasted")]
     for row in (set_row, *rows):
         low, high = row.spread
         lines.append(
@@ -111,7 +111,7 @@ def losses_table(rehearsal: Rehearsal, set_row: Row, rows: Sequence[Row]) -> lis
     """A line for each way to run it: the share of its time that each cause takes."""
     shown = [cause for cause in CAUSES if any(row.losses[cause] for row in (set_row, *rows))]
     slices = ("spares", "slice gone") if rehearsal.faults.slice_mtbf else ()
-    lines = [("state in", *slices, "steps", *shown)]
+    lines: list[tuple[str, ...]] = [("state in", *slices, "steps", *shown)]
     for row in (set_row, *rows):
         shares = [row.goodput, *(row.losses[cause] for cause in shown)]
         name = name_of(rehearsal, row, as_set=row is set_row)

@@ -46,6 +46,21 @@ def test_mistakes_are_one_line(words, text, capsys):
     assert text in captured.err
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--faults slice_mtbf=4h", "--faults slice_mtbf=4h: --real has processes, and no slices"),
+        ("--faults mtbf=4h checkpoint.every=0", "is for a run of one phase, with checkpoint.every"),
+        ("--faults mtbf=4h steps=100", "--real needs 2400 at least"),
+        ("--faults mtbf=4h --scale 0.5", "expected a number of at least 1, not '0.5'"),
+    ],
+)
+def test_mistakes_of_a_real_run_are_one_line(words, text, tmp_path, capsys):
+    assert main(["rehearse", "--real", str(tmp_path / "real"), *words.split()]) == 2
+    assert text in capsys.readouterr().err
+    assert not (tmp_path / "real/run").exists()
+
+
 def test_what_is_needed_is_asked_for(capsys):
     assert main(["rehearse", "--faults", "mtbf=4h", "--target", "cpu:8"]) == 2
     assert "--store: is needed, for example --store 20GB/s" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from meshdsl_cli import main
 from tests.train.common import losses, train
 from tests.train.test_kill_matrix import TINY, environment
 
-STEPS = 24
+STEPS = 120
 # The first fault of this trace comes while the run starts, the second one long after its end.
 SEED = 235
 
