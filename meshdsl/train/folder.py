@@ -28,7 +28,7 @@ from meshdsl.train.config import Config
 from meshdsl.train.phases import phase_after, phases_of
 from meshdsl.versions import changes, versions
 
-_LOCK, _PART, _PROOF = "lock", "config.part", "proof"
+_LOCK, _PART, _PROOF, _COMPILED = "lock", "config.part", "proof", "compiled"
 _SHARED = 60.0  # seconds in which a shared file system shows to all what one has written
 
 
@@ -52,7 +52,7 @@ class RunFolder:
 
     @property
     def compiled(self) -> Path:
-        return self.path / "compiled"
+        return self.path / _COMPILED
 
     @property
     def checkpoints(self) -> Path:
@@ -186,7 +186,7 @@ class RunFolder:
 
 def _is_leftover(path: Path) -> bool:
     """Whether a run that never began may have left this in its folder."""
-    return path.name in (_LOCK, _PART) or path.name.startswith(_PROOF)
+    return path.name in (_LOCK, _PART, _COMPILED) or path.name.startswith(_PROOF)
 
 
 def _with_absolute_paths(config: Config) -> Config:
