@@ -62,8 +62,8 @@ def rehearse_run(arguments: argparse.Namespace) -> int:
 
 def _rehearsal(arguments: argparse.Namespace, faults: Faults) -> tuple[list[str], Rehearsal]:
     """What is run where, in lines, and what its rehearsal needs to know."""
-    known = [field.name for field in fields(Restart)]
-    restart = Restart(**parse_pairs("--restart", arguments.restart, known))
+    parts = [field.name for field in fields(Restart)]
+    restart = Restart(**parse_pairs("--restart", arguments.restart, parts))
     step = parse_seconds("--step ", arguments.step) if arguments.step else None
     store = parse_rate("--store ", _needed(arguments.store, "--store", "20GB/s"))
     to_host = parse_rate("--to-host ", arguments.to_host)
@@ -77,8 +77,8 @@ def _rehearsal(arguments: argparse.Namespace, faults: Faults) -> tuple[list[str]
     between = _between(target, to_host)
     rate = min(store, between * target.devices)
     read = hosts * min(whole, part * (target.devices // hosts))
-    run = Run(
-        stretches=tuple(_stretches(arguments, analyses, step)),
+    known = Run(
+        stretches=(),
         handover=part / to_host,
         write=whole / rate,
         restore=read / rate,
@@ -88,6 +88,8 @@ def _rehearsal(arguments: argparse.Namespace, faults: Faults) -> tuple[list[str]
         hosts=hosts,
         slices=target.slices,
     )
+    _check_faults(arguments.faults, faults, known)
+    run = replace(known, stretches=tuple(_stretches(arguments, analyses, step)))
     rehearsal = Rehearsal(
         run=run,
         faults=faults,
@@ -96,7 +98,6 @@ def _rehearsal(arguments: argparse.Namespace, faults: Faults) -> tuple[list[str]
         set=_as_set(configured(arguments), run),
         spares=spares,
     )
-    _check_faults(arguments.faults, rehearsal)
     return heading, rehearsal
 
 
@@ -185,8 +186,8 @@ def _as_set(config: Config, run: Run) -> tuple[int, ...]:
     return tuple(min(by_steps, each) for each in by_time)
 
 
-def _check_faults(text: str, rehearsal: Rehearsal) -> None:
-    between, restart = rehearsal.mtbf, rehearsal.run.restarting
+def _check_faults(text: str, faults: Faults, run: Run) -> None:
+    between, restart = faults.mean(run.hosts, run.slices), run.restarting
     if between <= restart:
         raise MeshDSLError(
             f"{FLAG} {text}: a restart takes {long_words(restart)}, and a fault comes every "

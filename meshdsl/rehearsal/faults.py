@@ -38,6 +38,11 @@ class Faults:
         """Mean seconds between faults of the first kind in a job of so many hosts."""
         return self.host_mtbf / hosts if self.host_mtbf else self.mtbf
 
+    def mean(self, hosts: int, slices: int) -> float:
+        """Mean seconds between faults of all kinds in a job of so many hosts and slices."""
+        found = [self.of_job(hosts), self.slice_mtbf and self.slice_mtbf / slices]
+        return 1 / sum(1 / mean for mean in found if mean)
+
     def scaled(self, by: float) -> Faults:
         """The faults of a day in a day divided by `by`."""
         times = {f.name: getattr(self, f.name) for f in fields(self)}

@@ -111,10 +111,7 @@ class Rehearsal:
     @property
     def mtbf(self) -> float:
         """Mean seconds between faults of all kinds in the job."""
-        each = [self.faults.of_job(self.run.hosts)]
-        if self.faults.slice_mtbf:
-            each.append(self.faults.slice_mtbf / self.run.slices)
-        return 1 / sum(1 / mean for mean in each if mean)
+        return self.faults.mean(self.run.hosts, self.run.slices)
 
     def row(self, option: Option, traces: int | None = None) -> Row:
         run = self.run
