@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from statistics import fmean
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts.signals import EXIT_CODES
@@ -10,6 +12,7 @@ from meshdsl.rehearsal.faults import Trace
 from meshdsl.rehearsal.launched import Launched, kill_one, wait_until
 from meshdsl.rehearsal.measured import stepping
 from meshdsl.rehearsal.simulate import Outcome
+from meshdsl.train.watch.metrics_file import StepMetrics
 
 _FINAL = (0, 2, EXIT_CODES["interrupted"])  # codes with which a run is not started again
 
@@ -22,8 +25,8 @@ def disturbed(launched: Launched, steps: int, trace: Trace) -> Outcome:
       steps: of the run.
 
     Returns: what came of it, from its begin until its last checkpoint was complete, without the
-      validation at its end. Its work is what its steps took, each once; of the losses only those
-      are told that its metrics have.
+      validation at its end. Its work is what its steps took, each once, the first one of a start
+      like all others; of the losses only those are told that its metrics have.
 
     Raises:
       MeshDSLError: the run ends by a mistake that it explains.
@@ -43,8 +46,14 @@ def disturbed(launched: Launched, steps: int, trace: Trace) -> Outcome:
                 process.wait()
         if process.returncode in _FINAL and launched.newest() < steps:
             raise MeshDSLError(f"--real: the run ended too early: {launched.last_line()}")
-    records = launched.metrics()
+    return outcome_of(launched.metrics(), ended - began, faults)
+
+
+def outcome_of(records: Sequence[StepMetrics], seconds: float, faults: int) -> Outcome:
+    """What came of a run with these metrics that took so long, see `disturbed`."""
     saving = sum(record.get("checkpoint_seconds", 0.0) for record in records)
     validation = sum(record.get("validation_seconds", 0.0) for record in records)
-    work = sum(map(stepping, records))
-    return Outcome(ended - began - validation, work, {"checkpoints": saving}, faults)
+    # What the first step of a start takes longer than others belongs to the start.
+    others = [stepping(record) for record in records if "startup_seconds" not in record]
+    work = fmean(others) * len(records)
+    return Outcome(seconds - validation, work, {"checkpoints": saving}, faults)
