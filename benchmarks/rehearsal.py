@@ -1,13 +1,12 @@
 """How far a rehearsal is from what faults leave of a real run, for several drawn traces.
 
-    python -m benchmarks.rehearsal --traces 5 --mtbf 80s --steps 300
+    python -m benchmarks.rehearsal --traces 5 --mtbf 60s --steps 200
 
-A run meets a trace: `meshdsl launch --restarts` with two virtual devices, where SIGKILL meets the
-process at each time of the trace. Its goodput is predicted twice, by what steps, saves and restarts
-take in short runs that nothing disturbs: by the one that has ended before the trace begins, and by
-the mean of those that run beside it, one after the other, which have the same machine at the same
-time. The first says what a prediction is worth on a machine whose load changes, the second what the
-model is. The load is how many programs wanted a core, over a minute, before and after a trace.
+For each trace a short run that nothing disturbs is measured first; by what steps, saves and
+restarts take there, and by the trace, the goodput of a longer run is predicted. Then this run meets
+the trace: `meshdsl launch --restarts` with two virtual devices, where SIGKILL meets the process at
+each time of the trace. The load is how many programs wanted a core, over a minute, before the short
+run, between the two and at the end.
 """
 
 from __future__ import annotations
@@ -15,18 +14,13 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from itertools import count
 from pathlib import Path
-from statistics import fmean
 
 from meshdsl.rehearsal.disturbed import disturbed
 from meshdsl.rehearsal.faults import Faults, Trace
 from meshdsl.rehearsal.launched import Launched
 from meshdsl.rehearsal.measured import measured_run
-from meshdsl.rehearsal.run import Option, Restart, Run, Stretch
+from meshdsl.rehearsal.run import Option
 from meshdsl.rehearsal.simulate import simulate
 from meshdsl.rehearsal.words import parse_seconds
 from meshdsl.train.folder import RunFolder
@@ -40,94 +34,55 @@ _RUN = (
     *("sample.tokens=0", "proof=off", f"checkpoint.every={_EVERY}"),
 )
 _COLUMNS = (
-    *("trace", "load", "step, s", "first save, s", "restart, s", "kills", "goodput measured"),
-    *("by the run before", "off by", "by the runs beside", "off by"),
+    *("trace", "load", "step, s", "first save, s", "restart, s", "kills: predicted", "met"),
+    *("seconds: predicted", "measured", "goodput: predicted", "measured", "off by"),
 )
-
-
-def mean_of(runs: Sequence[Run]) -> Run:
-    """A run whose times are the means of those of several."""
-
-    def mean(time: Callable[[Run], float]) -> float:
-        return fmean(map(time, runs))
-
-    names = [field.name for field in fields(Restart)]
-    parts = {name: mean(lambda run, name=name: getattr(run.restart, name)) for name in names}
-    names = ["handover", "write", "restore", "new"]
-    times = {name: mean(lambda run, name=name: getattr(run, name)) for name in names}
-    step = Stretch(runs[0].steps, mean(lambda run: run.work(1)))
-    return replace(runs[0], stretches=(step,), restart=Restart(**parts), **times)
-
-
-class Beside:
-    """Calls a function again and again in a thread, within a `with`; `found` has what it gave."""
-
-    def __init__(self, call: Callable[[], Run]):
-        self.found: list[Run] = []
-        self._call, self._ends = call, threading.Event()
-        self._thread = threading.Thread(target=self._again)
-
-    def _again(self) -> None:
-        while not self._ends.is_set():
-            self.found.append(self._call())
-
-    def __enter__(self) -> Beside:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ends.set()
-        self._thread.join()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--traces", type=int, default=5)
-    parser.add_argument("--mtbf", default="80s", help="mean time between faults")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--mtbf", default="60s", help="mean time between faults")
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="of the first trace")
     arguments = parser.parse_args()
     faults = Faults(mtbf=parse_seconds("--mtbf ", arguments.mtbf))
     # Programs are small: to compile them well takes longer than they run.
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-    rows, number = [_COLUMNS], count()
+    rows = [_COLUMNS]
     with tempfile.TemporaryDirectory() as name:
         text = Path(name) / "text.txt"
         text.write_text("The quick brown fox jumps over the lazy dog. " * 2000)
+        words = [*_RUN, "--data", str(text), f"steps={arguments.steps}"]
 
-        def launched() -> Launched:
-            words = [*_RUN, "--data", str(text), f"steps={arguments.steps}"]
-            return Launched(words, 1, _DEVICES, RunFolder(Path(name) / f"run {next(number)}"))
+        def launched(folder: str) -> Launched:
+            return Launched(words, 1, _DEVICES, RunFolder(Path(name) / folder))
 
-        def short() -> Run:
-            return measured_run(launched(), arguments.steps, _EVERY)
-
-        before = short()
         for seed in range(arguments.seed, arguments.seed + arguments.traces):
-            trace, load = Trace(faults, 1, seed), os.getloadavg()[0]
-            with Beside(short) as beside:
-                real = disturbed(launched(), arguments.steps, trace)
-            known = [before, mean_of(beside.found)]
-            on_paper = [simulate(run, Option((_EVERY,)), trace).goodput for run in known]
+            trace, loads = Trace(faults, 1, seed), [os.getloadavg()[0]]
+            run = measured_run(launched(f"short {seed}"), arguments.steps, _EVERY)
+            loads.append(os.getloadavg()[0])
+            on_paper = simulate(run, Option((_EVERY,)), trace)
+            real = disturbed(launched(f"run {seed}"), arguments.steps, trace)
+            loads.append(os.getloadavg()[0])
             rows.append(
                 (
                     str(seed),
-                    f"{load:.0f}, {os.getloadavg()[0]:.0f}",
-                    ", ".join(f"{run.work(1):.2f}" for run in known),
-                    ", ".join(f"{run.new:.1f}" for run in known),
-                    ", ".join(f"{run.restarting:.1f}" for run in known),
+                    ", ".join(f"{load:.0f}" for load in loads),
+                    f"{run.work(1):.2f}",
+                    f"{run.handover + run.new:.1f}",
+                    f"{run.restarting:.1f}",
+                    str(on_paper.faults),
                     str(real.faults),
+                    f"{on_paper.seconds:.0f}",
+                    f"{real.seconds:.0f}",
+                    f"{on_paper.goodput:.1%}",
                     f"{real.goodput:.1%}",
-                    *(text for found in on_paper for text in _against(found, real.goodput)),
+                    f"{on_paper.goodput / real.goodput - 1:+.1%}",
                 )
             )
-            print(*rows[-1], f"{len(beside.found)} beside", *known, real, sep="; ", flush=True)
-            before = beside.found[-1]
+            print(*rows[-1], sep="; ", flush=True)
     show(rows)
-
-
-def _against(found: float, measured: float) -> tuple[str, str]:
-    return f"{found:.1%}", f"{found / measured - 1:+.1%}"
 
 
 if __name__ == "__main__":

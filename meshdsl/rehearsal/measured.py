@@ -37,7 +37,8 @@ def measured_run(launched: Launched, steps: int, every: int) -> Run:
         raise MeshDSLError(
             f"steps={steps}: to measure what steps and saves take, --real needs {4 * each} at least"
         )
-    first, second = _started(launched, each), _started(launched, 3 * each)
+    first = _started(launched, each)
+    second = _started(launched, launched.newest() + each)
     records = launched.metrics()
     again = [i for i, record in enumerate(records) if "startup_seconds" in record][-1]
     begun, resumed = records[:again], records[again:]
