@@ -17,6 +17,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """The type of a flag whose value is a whole number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, not {text!r}")
+    return int(text)
+
+
 def _number(text: str, what: str, legal: Callable[[float], bool]) -> float:
     """The number in a text, which must be finite and `legal`."""
     try:
@@ -34,7 +41,7 @@ def seconds(text: str) -> float:
 
 
 def load(text: str) -> float:
-    """The type of a flag whose value is a load of at least 1, the mean."""
+    """The type of a flag whose value is a load, or another number, of at least 1."""
     return _number(text, "a number of at least 1", lambda value: value >= 1)
 
 

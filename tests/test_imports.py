@@ -32,7 +32,7 @@ ROOMS = (
     *("user_code", "parameters", "checked", "hosts", "splits", "program"),
     *("lowering", "ops", "stages", "family", "meshdsl", "layers", "models"),
     *("machine", "calibration", "predict", "proof", "plain_jax", "layout_search"),
-    *("tools", "train"),
+    *("tools", "train", "rehearsal"),
     *("commands", "cli", "testing"),
 )
 # What a room may not import although it is below. Estimates and reports are made from a record,
@@ -148,7 +148,7 @@ def below(folder: str, modules: list[str]) -> list[str]:
     return [name for name in modules if f"{name}.".startswith(f"{folder}.")]
 
 
-@pytest.mark.parametrize("room", ["tools", "commands", "predict", "train", "testing"])
+@pytest.mark.parametrize("room", ["tools", "commands", "predict", "train", "testing", "rehearsal"])
 def test_the_language_starts_without(room):
     assert not below(f"meshdsl.{room}", imported_by("meshdsl"))
 

@@ -29,7 +29,10 @@ from meshdsl.train.config import Config
 from meshdsl.train.phases import Relayout, phase_after, phases_of
 from meshdsl.versions import changes, versions
 
-_LOCK, _PART, _PROOF, _HOSTS = "lock", "config.part", "proof", "hosts"
+_LOCK, _PART, _PROOF = "lock", "config.part", "proof"
+_COMPILED, _EVENTS, _HOSTS = "compiled", "events.jsonl", "hosts"
+# What a run that never began may have left in its folder, besides what is proved of it.
+_LEFTOVERS = (_LOCK, _PART, _COMPILED, _EVENTS, _HOSTS)
 _RELAYOUT = re.compile(r"relayout-(\d+)\.toml")
 _SHARED = 60.0  # seconds in which a shared file system shows to all what one has written
 
@@ -50,7 +53,7 @@ class RunFolder:
 
     @property
     def events(self) -> Path:
-        return self.path / "events.jsonl"
+        return self.path / _EVENTS
 
     def certificate(self, phase: int = 1) -> Path:
         """What is proved of the step of a phase."""
@@ -85,7 +88,7 @@ class RunFolder:
 
     @property
     def compiled(self) -> Path:
-        return self.path / "compiled"
+        return self.path / _COMPILED
 
     @property
     def hosts(self) -> Path:
@@ -243,7 +246,7 @@ class RunFolder:
 
 def _is_leftover(path: Path) -> bool:
     """Whether a run that never began may have left this in its folder."""
-    return path.name in (_LOCK, _PART, _HOSTS) or path.name.startswith(_PROOF)
+    return path.name in _LEFTOVERS or path.name.startswith(_PROOF)
 
 
 def _with_absolute_paths(config: Config) -> Config:

@@ -14,7 +14,9 @@ from meshdsl_cli.flags import (
     REQUIRED_TARGET,
     TARGET,
     count,
+    load,
     seconds,
+    whole,
 )
 
 EXPLAIN = Command(
@@ -131,6 +133,48 @@ VERIFY = Command(
         Flag("--devices N", "so many devices, where there is no target", count),
         Flag("--write FILE", "write a certificate of what is proved", Path),
         Flag("--certificate FILE", "say whether this certificate holds, without a trace", Path),
+    ),
+)
+
+
+REHEARSE = Command(
+    "rehearse",
+    help="what faults, saves and restarts will leave of the time of a run",
+    function="meshdsl.commands.rehearse:rehearse_run",
+    settings=True,
+    flags=(
+        *ONE_LAYOUT,
+        TARGET,
+        Flag(
+            "--faults KIND=TIME,...",
+            "mean times between faults: mtbf of the whole job, or host_mtbf of one host; "
+            "slice_mtbf until one slice is gone, for slice_back (1h)",
+            any_text=True,
+            missing="say how often faults come, with --faults, for example --faults mtbf=4h",
+        ),
+        Flag("--store RATE", "how fast checkpoints are written and read, as 20GB/s"),
+        Flag("--step TIME", "how long a step takes, as 2.4s; by default as explain estimates it"),
+        Flag(
+            "--restart PART=TIME,...",
+            "parts of a start after a fault: detect (45s), replace (2min), start (1min) and "
+            "compile (1min); and all of the first start (10min)",
+            any_text=True,
+            default="",
+        ),
+        Flag("--real FOLDER", "run it on this machine too, and let drawn faults kill it", Path),
+        Flag("--processes N", "for --real: so many processes; 1 by default", count),
+        Flag("--devices N", "for --real: so many virtual devices of each; 2 by default", count),
+        Flag("--scale N", "for --real: faults come so many times as fast", load),
+        Flag(
+            "--to-host RATE",
+            "from a device to the memory of its host (%(default)s)",
+            default="8GB/s",
+        ),
+        Flag("--spares K", "up to so many slices that stand by; 1 by default", whole),
+        Flag("--traces N", "how many traces of faults are drawn (%(default)s)", count, default=40),
+        Flag("--seed N", "another one draws other faults (%(default)s)", int, default=0),
+        Flag("--out FILE", "a picture: .png, .svg or .pdf, by matplotlib", Path),
+        *ANALYSIS,
     ),
 )
 

@@ -20,6 +20,15 @@ def test_a_folder_that_a_run_has_is_refused_to_another(tmp_path):
         folder.refuse_used()
 
 
+def test_a_run_that_was_killed_before_it_was_told_of_can_begin_again(tmp_path):
+    """Programs of the first state are compiled, and kept, before the configuration is written."""
+    folder = RunFolder(tmp_path)
+    folder.compiled.mkdir()
+    folder.certificate().write_text("")
+    with folder.locked():
+        folder.refuse_used()
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
