@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from statistics import fmean
 
 from meshdsl.errors import MeshDSLError
@@ -12,8 +11,10 @@ from meshdsl.rehearsal.faults import Trace
 from meshdsl.rehearsal.launched import Launched, kill_one, wait_until
 from meshdsl.rehearsal.measured import stepping
 from meshdsl.rehearsal.simulate import Outcome
-from meshdsl.train.watch.metrics_file import StepMetrics
+from meshdsl.train.watch.goodput import goodput
 
+# Losses of a rehearsal by the names that the goodput of a run has for them.
+_CAUSES = {"start": "start", "down": "down", "lost steps": "lost", "checkpoints": "checkpoint"}
 _FINAL = (0, 2, EXIT_CODES["interrupted"])  # codes with which a run is not started again
 
 
@@ -26,7 +27,7 @@ def disturbed(launched: Launched, steps: int, trace: Trace) -> Outcome:
 
     Returns: what came of it, from its begin until its last checkpoint was complete, without the
       validation at its end. Its work is what its steps took, each once, the first one of a start
-      like all others; of the losses only those are told that its metrics have.
+      like all others; its losses are those of its goodput.
 
     Raises:
       MeshDSLError: the run ends by a mistake that it explains.
@@ -46,14 +47,10 @@ def disturbed(launched: Launched, steps: int, trace: Trace) -> Outcome:
                 process.wait()
         if process.returncode in _FINAL and launched.newest() < steps:
             raise MeshDSLError(f"--real: the run ended too early: {launched.last_line()}")
-    return outcome_of(launched.metrics(), ended - began, faults)
-
-
-def outcome_of(records: Sequence[StepMetrics], seconds: float, faults: int) -> Outcome:
-    """What came of a run with these metrics that took so long, see `disturbed`."""
-    saving = sum(record.get("checkpoint_seconds", 0.0) for record in records)
-    validation = sum(record.get("validation_seconds", 0.0) for record in records)
     # What the first step of a start takes longer than others belongs to the start.
+    found, records = goodput(launched.folder.path), launched.metrics()
     others = [stepping(record) for record in records if "startup_seconds" not in record]
     work = fmean(others) * len(records)
-    return Outcome(seconds - validation, work, {"checkpoints": saving}, faults)
+    losses = {cause: found.losses[name] for cause, name in _CAUSES.items()}
+    losses["start"] -= work - found.good
+    return Outcome(ended - began - found.losses["validation"], work, losses, faults)

@@ -33,3 +33,4 @@ def test_a_trace_is_met_for_real(tmp_path, text, monkeypatch, capsys):
     for which in ("predicted", "measured"):
         assert 0 < found[which]["goodput"] < 1
         assert found[which]["seconds"] > found[which]["work"] > 0
+        assert found[which]["losses"]["start"] > 0
