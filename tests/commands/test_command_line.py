@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from pkgutil import resolve_name
 
+import jax
 import pytest
 
 import meshdsl
@@ -79,6 +80,7 @@ def refused(capsys, *words):
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(capsys, monkeypatch, data, words, text):
+    assert len(jax.devices()) == 8  # made now, and no more of them later
     monkeypatch.chdir(ROOT)
     assert text in refused(capsys, *words.format(data=data).split())
 
