@@ -82,8 +82,9 @@ class RunFolder:
         found = []
         for path in self.path.iterdir():
             if named := _RELAYOUT.fullmatch(path.name):
-                with system_errors_say(str(path)):
-                    found.append((int(named[1]), settings.parsed(path.read_text("utf-8"))))
+                with system_errors_say(path):
+                    text = path.read_text("utf-8", errors="replace")
+                found.append((int(named[1]), settings.parsed(text, path)))
         return sorted(found, key=lambda each: each[0])
 
     @property

@@ -202,7 +202,7 @@ def read_table(text: str) -> dict[str, Any]:
     Raises:
       MeshDSLError: it is not TOML, or changes what a run cannot while it goes on.
     """
-    table = parsed(text)
+    table = parsed(text, Path("relayout.toml"))
     check_relayout(table)
     named = {"layout": as_table(find_layout(table["layout"]))} if "layout" in table else {}
     return table | named

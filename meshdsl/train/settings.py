@@ -387,15 +387,19 @@ def read(path: Path, config: Any, instead: Mapping[str, str] | None = None) -> A
       MeshDSLError: the file cannot be read, or has something that is not a setting.
     """
     try:
-        return _updated(config, parsed(path.read_text(encoding="utf-8")), instead=instead)
-    except OSError as error:
-        raise MeshDSLError(f"{path}: {error.strerror}") from None
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"not TOML: {error}"
+        raise MeshDSLError(f"{path}: {why}") from None
+    values = parsed(text, path)
+    try:
+        return _updated(config, values, instead=instead)
     except MeshDSLError as error:
         raise MeshDSLError(f"{path}: {error}") from None
 
 
-def parsed(text: str) -> dict[str, Any]:
-    """The tables in the text of a TOML file.
+def parsed(text: str, path: Path) -> dict[str, Any]:
+    """The tables in the text of the TOML file at `path`.
 
     Raises:
       MeshDSLError: it is not TOML.
@@ -403,4 +407,4 @@ def parsed(text: str) -> dict[str, Any]:
     try:
         return parse_toml(text)
     except ValueError as error:
-        raise MeshDSLError(f"not TOML: {error}") from None
+        raise MeshDSLError(f"{path}: not TOML: {error}") from None

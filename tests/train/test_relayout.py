@@ -165,6 +165,12 @@ def test_mistakes_of_the_command(words, tmp_path, capsys):
     assert not (out / "relayout.toml").exists()
 
 
+def test_a_file_of_a_change_that_is_damaged_is_named(tmp_path):
+    (tmp_path / "relayout-3.toml").write_bytes(b"layout = \xff")
+    with pytest.raises(MeshDSLError, match="relayout-3.toml: not TOML: "):
+        RunFolder(tmp_path).relayouts()
+
+
 def test_a_change_at_the_begin_of_a_phase_is_of_that_phase():
     config = override(Config(), ["steps=9", "phase=[{until=4}, {batch=64}]"])
     phases = phases_of(config, [(4, {"batch": 128, "layout": "fsdp"})])
