@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshdsl.commands.elastic import Hosts
@@ -133,6 +133,7 @@ def test_a_round_has_only_as_many_hosts_as_the_run_can_use(tmp_path):
     assert len(world.ran) == 2
 
 
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.integers(0, 2**32), st.integers(1, 3))
 def test_whatever_happens_one_round_runs_and_goes_on(tmp_path_factory, seed, least):
     draw = random.Random(seed)
