@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 
+import jax
 import numpy as np
 import pytest
 
@@ -110,6 +111,7 @@ class Fleet:
 
 @pytest.mark.slow
 def test_hosts_that_are_lost_and_come_back_change_no_loss(tmp_path, text):
+    assert len(jax.devices()) == 8  # or the run would make the four that it needs
     draw, out = random.Random(FAULTS), tmp_path / "a"
     steps = 12 * FAULTS
     fleet = Fleet(out, text, steps)
