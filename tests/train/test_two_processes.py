@@ -17,6 +17,7 @@ import pytest
 from meshdsl.train.watch.events import read_events
 from meshdsl_cli import main
 from tests.hosts.test_hosts import ROOT, free_port
+from tests.nightly import nightly
 from tests.train.common import SHORT, losses
 
 TRAIN = """
@@ -93,6 +94,7 @@ def rows(subset):
 
 
 @pytest.mark.slow
+@nightly  # of 60 steps: where other programs keep all cores busy, both processes are slow
 def test_a_process_whose_input_is_slow_is_named(tmp_path):
     (tmp_path / "slow_data.py").write_text(SLOW_DATA)
     data = [f"data.sources.own.dataset={tmp_path}/slow_data.py:rows", "data.task=examples"]
