@@ -36,6 +36,24 @@ def time_words(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 99.95 else f"{seconds:,.0f} s"
 
 
+def long_words(seconds: float) -> str:
+    """A time that may be long in the unit that suits it: `45 s`, `12 min`, `3.4 h`, `27.5 days`."""
+    if seconds < 99.95:
+        return time_words(seconds) if seconds > 0 else "0 s"
+    for unit, size, below in (("min", 60.0, 59.5), ("h", 3600.0, 47.5)):
+        value = seconds / size
+        if value < below:
+            return f"{value:.0f} {unit}" if value >= 9.95 else f"{value:.1f} {unit}"
+    return f"{seconds / 86400.0:,.1f} days"
+
+
+def clock_words(seconds: float) -> str:
+    """A time as a clock has it: `0:05`, `12:34`, `1:02:03`."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
 def give_or_take(seconds: float, uncertainty: float | None) -> str:
     """How far off a time may be: `, give or take 21 ms (5.5%)`; nothing where that is not known."""
     if uncertainty is None or not seconds:

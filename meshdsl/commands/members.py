@@ -25,7 +25,7 @@ from typing import Any
 
 from meshdsl.parsing import parse_json
 
-LATE, GONE = 1.5, 20.0  # seconds without a sign of life; a host that is late is knocked at
+_LATE, _GONE = 1.5, 20.0  # seconds without a sign of life; a host that is late is knocked at
 _KNOCK = 1.0  # seconds that a host has to answer
 _HELLO = b"meshdsl\n"
 
@@ -80,6 +80,13 @@ class Members:
         with suppress(OSError):
             (self._folder / f"{name}.json").unlink()
 
+    def forget(self) -> None:
+        """Remove the files of hosts that are gone; one that comes back after all writes its own."""
+        for name, beat in self._gone.items():
+            member = self._read(name)
+            if member and member.beat == beat:
+                self.leave(name)
+
     def there(self, names: Iterable[str] | None = None) -> dict[str, Member]:
         """The hosts that are there, in the order of their names.
 
@@ -112,7 +119,7 @@ class Members:
         if self._gone.get(member.name) == member.beat:
             return False
         silent = now - since
-        alive = silent < GONE and (silent < LATE or self._answers(member.address))
+        alive = silent < _GONE and (silent < _LATE or self._answers(member.address))
         if not alive:
             self._gone[member.name] = member.beat
         return alive

@@ -15,7 +15,7 @@ from meshdsl.commands.output import check_files
 from meshdsl.commands.rehearse_real import rehearse_for_real
 from meshdsl.errors import MeshDSLError, either
 from meshdsl.extras import check_extra
-from meshdsl.figures import byte_words
+from meshdsl.figures import byte_words, long_words
 from meshdsl.machine import Target
 from meshdsl.machine.target import HOST
 from meshdsl.predict.compiler.topology import compile_only
@@ -24,7 +24,7 @@ from meshdsl.rehearsal.options import Rehearsal
 from meshdsl.rehearsal.picture import save_rehearsal
 from meshdsl.rehearsal.run import Restart, Run, Stretch
 from meshdsl.rehearsal.text import describe
-from meshdsl.rehearsal.words import long_words, parse_pairs, parse_rate, parse_seconds
+from meshdsl.rehearsal.words import parse_pairs, parse_rate, parse_seconds
 from meshdsl.tools.analysis import Analysis
 from meshdsl.train.config import Config
 from meshdsl.train.overview import device_bytes, whole_bytes

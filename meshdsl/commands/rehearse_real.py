@@ -9,14 +9,13 @@ from collections.abc import Callable
 
 from meshdsl.commands.analysis import configured
 from meshdsl.errors import MeshDSLError
-from meshdsl.figures import columns
+from meshdsl.figures import columns, long_words
 from meshdsl.rehearsal.disturbed import disturbed
 from meshdsl.rehearsal.faults import FLAG, Faults, Trace
 from meshdsl.rehearsal.launched import Launched
 from meshdsl.rehearsal.measured import measured_run
 from meshdsl.rehearsal.run import Option
 from meshdsl.rehearsal.simulate import Outcome, simulate
-from meshdsl.rehearsal.words import long_words
 from meshdsl.train.folder import RunFolder
 
 _OTHER = ("target", "store", "step", "restart", "mesh", "hardware", "phase", "out", "spares")

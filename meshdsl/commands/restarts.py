@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts.signals import EXIT_CODES
-from meshdsl.train.checkpoints.folders import saved_steps
+from meshdsl.train.checkpoints.folders import newest_step
 from meshdsl.train.folder import RunFolder
 
 # What a start does not mend: the run is at its end, Ctrl-C, and a mistake that was explained.
@@ -67,11 +67,11 @@ def start_again(
     checkpoints = folder_of_run(words).checkpoints
     in_vain = 0
     for count in range(restarts + 1):
-        before = _newest(checkpoints)
+        before = newest_step(checkpoints)
         code, told = start(words)
         if told or code in _FINAL:
             return code
-        newest = _newest(checkpoints)
+        newest = newest_step(checkpoints)
         in_vain = 0 if newest > before else in_vain + 1
         where = f"the newest checkpoint is of step {newest}" if newest else "no step is saved"
         died = f"meshdsl launch: the run died with exit code {code}; {where}"
@@ -87,10 +87,6 @@ def start_again(
             sleep(_WAIT)
         words = resumed(words)
     raise AssertionError("the last start returns")
-
-
-def _newest(checkpoints: Path) -> int:
-    return max(saved_steps(checkpoints), default=0)
 
 
 def resumed(words: Sequence[str]) -> list[str]:

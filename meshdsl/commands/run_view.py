@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from meshdsl.figures import byte_words
+from meshdsl.figures import byte_words, clock_words, long_words
 from meshdsl.tools.run_page import Chart, Happened, RunView
-from meshdsl.train.watch.event_words import age, duration, event_words
+from meshdsl.train.watch.event_words import event_words
 from meshdsl.train.watch.goodput import CAUSES
 from meshdsl.train.watch.metrics_file import StepMetrics, is_finite
 from meshdsl.train.watch.standing import Standing
@@ -29,33 +29,17 @@ def view_of(run: Standing) -> RunView:
     return RunView(
         name=run.name,
         state=run.state_words,
-        facts=_facts(run),
+        facts=list(run.facts()),
         charts=_charts(run, axis, starts if timed else []),
-        x_words=duration if timed else "{:,.0f}".format,
+        x_words=clock_words if timed else "{:,.0f}".format,
         timed=timed,
         parts=_parts(run),
-        parts_title=f"Goodput {run.goodput.share:.1%} of {duration(run.goodput.wall)}"
+        parts_title=f"Goodput {run.goodput.share:.1%} of {clock_words(run.goodput.wall)}"
         if run.goodput
         else "",
-        seconds_words=duration,
+        seconds_words=clock_words,
         events=[_happened(event, run, began) for event in run.events[-_EVENTS:]],
     )
-
-
-def _facts(run: Standing) -> list[tuple[str, str]]:
-    found = [("step", f"{run.step:,}" + (f" of {run.steps:,}" if run.steps else ""))]
-    if run.state == "running" and run.left:
-        found.append(("left", duration(run.left)))
-    for name in ("loss", "validation_loss"):
-        values = [line[name] for line in run.lines if name in line][-1:]
-        found += [(name.replace("_", " "), f"{value:.4f}") for value in values]
-    if run.speed and (speed := run.typical(run.speed)) is not None:
-        found.append((f"{run.speed.removesuffix(SPEED)} per second", f"{speed:,.0f}"))
-    if (mfu := run.typical("mfu_causal")) is not None:
-        found.append(("MFU", f"{mfu:.1%}"))
-    if is_finite(used := run.newest("memory_bytes")):
-        found.append(("memory", byte_words(used)))
-    return found
 
 
 def _charts(
@@ -119,6 +103,6 @@ def _happened(event: dict, run: Standing, began: float) -> Happened:
     bad = event["event"] in _BAD or "error" in event or bool(event.get("hosts"))
     sort = "bad" if bad else "start" if event["event"] in ("start", "end") else ""
     when = time.strftime("%m-%d %H:%M:%S", time.localtime(event["time"]))
-    words = f"{when}, {age(run.now - event['time'])} ago"
+    words = f"{when}, {long_words(round(run.now - event['time']))} ago"
     x = event["time"] - began if began else float(event.get("step") or 0)
     return Happened(x, words, event_words(event), sort)

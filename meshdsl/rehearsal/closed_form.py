@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, expm1, sqrt
+from math import sqrt
 
 
 def young(save: float, mtbf: float) -> float:
@@ -21,21 +21,3 @@ def daly(save: float, mtbf: float) -> float:
         return mtbf
     x = save / (2 * mtbf)
     return young(save, mtbf) * (1 + sqrt(x) / 3 + x / 9) - save
-
-
-def expected_seconds(
-    work: float, interval: float, save: float, restart: float, mtbf: float
-) -> float:
-    """How long a run takes in the mean, Daly's equation 20.
-
-    Faults come during restarts too. A checkpoint is complete when steps go on.
-
-    Args:
-      work: seconds of its steps.
-      interval: seconds of steps between two checkpoints.
-      save: seconds of a checkpoint.
-      restart: seconds from a fault until steps go on.
-      mtbf: mean seconds between faults.
-    """
-    segments = work / interval
-    return mtbf * exp(restart / mtbf) * expm1((interval + save) / mtbf) * segments

@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshdsl.train.checkpoints.folders import saved_steps
+from meshdsl.train.checkpoints import folders
 from meshdsl.train.folder import RunFolder
 from meshdsl.train.watch.metrics_file import StepMetrics, read_metrics
 
 _POLL = 0.02  # seconds
 _RESTARTS = 9999  # as many as it needs
-_UNFINISHED = ".orbax-checkpoint-tmp"
 
 
 @dataclass(frozen=True)
@@ -74,15 +73,11 @@ class Launched:
 
     def newest(self) -> int:
         """The step of the newest complete checkpoint; 0 where there is none."""
-        return max(saved_steps(self.folder.checkpoints), default=0)
+        return folders.newest_step(self.folder.checkpoints)
 
     def writes(self) -> bool:
         """Whether a checkpoint is being written."""
-        try:
-            names = os.listdir(self.folder.checkpoints)
-        except FileNotFoundError:
-            return False
-        return any(_UNFINISHED in name for name in names)
+        return folders.writes(self.folder.checkpoints)
 
 
 def children(process: subprocess.Popen) -> list[int]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from meshdsl.errors import either
-from meshdsl.figures import columns
+from meshdsl.figures import columns, long_words
 from meshdsl.rehearsal.faults import Faults
 from meshdsl.rehearsal.options import Rehearsal, Row
 from meshdsl.rehearsal.run import Run
 from meshdsl.rehearsal.simulate import CAUSES
-from meshdsl.rehearsal.words import long_words
 
 
 def describe(rehearsal: Rehearsal, set_row: Row, rows: Sequence[Row]) -> str:

@@ -1,4 +1,4 @@
-"""Times and rates as users write and read them: `4h`, `20min`, `20GB/s`, `2.3 days`."""
+"""Times and rates as users write them: `4h`, `20min`, `20GB/s`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 
 from meshdsl.errors import MeshDSLError, nearest
-from meshdsl.figures import time_words
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {
@@ -61,14 +60,3 @@ def parse_pairs(flag: str, text: str, known: Iterable[str]) -> dict[str, float]:
             raise MeshDSLError(f"{flag} {text}: `{key}` is given twice")
         found[key] = parse_seconds(f"{flag} {key}=", value)
     return found
-
-
-def long_words(seconds: float) -> str:
-    """A time in the unit that suits it: `45 s`, `12 min`, `3.4 h`, `27.5 days`."""
-    if seconds < 99.95:
-        return time_words(seconds) if seconds else "0 s"
-    for unit, size, below in (("min", 60.0, 59.5), ("h", 3600.0, 47.5)):
-        value = seconds / size
-        if value < below:
-            return f"{value:.0f} {unit}" if value >= 9.95 else f"{value:.1f} {unit}"
-    return f"{seconds / 86400.0:,.1f} days"

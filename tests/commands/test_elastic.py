@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshdsl.commands.elastic import Hosts
+from meshdsl.commands import elastic
 from meshdsl.commands.members import Listener, Member, Members, answers
+from meshdsl.commands.processes import Outcome
+from meshdsl.commands.rounds import Hosts
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.config import Config
 from meshdsl.train.elastic import fitted
+from meshdsl.train.folder import RunFolder
 from meshdsl.train.settings import override
 from meshdsl_cli import main
 
@@ -52,7 +55,7 @@ class World:
                 if name in self.ran and host.signal:
                     del self.ran[name]
                     host.ended()
-                elif name not in self.ran and (now := host.waiting()):
+                elif name not in self.ran and (now := host.round):
                     self.ran[name] = now.key
             assert len(set(self.ran.values())) <= 1, "two rounds at once"
 
@@ -158,6 +161,34 @@ def test_whatever_happens_one_round_runs_and_goes_on(tmp_path_factory, seed, lea
     world.run(60)
     count = min(4, len(world.live))
     assert len(world.ran) == (count if count >= least else 0)
+
+
+def test_files_of_hosts_that_are_gone_are_removed(world):
+    world.kill("h2")
+    world.run(8)
+    assert sorted(path.stem for path in (world.folder / "members").iterdir()) == ["h0", "h1", "h3"]
+
+
+def test_a_host_that_waits_when_the_run_ends_ends_too(world):
+    """Though it took no part, because the run cannot use so many hosts."""
+    (world.folder / "checkpoints/7").mkdir(parents=True)
+    waits = world.hosts[world.add()]
+    assert elastic._rounds(waits, RunFolder(world.folder), 7, ["train"], []) == 0
+
+
+def test_rounds_without_progress_are_given_up(world, monkeypatch, capfd):
+    calls, host = [], world.hosts["h0"]
+    died = Outcome(75, False)
+
+    def launch(words, environments, place, ask):
+        calls.append(place)
+        return died
+
+    monkeypatch.setattr(elastic, "launch", launch)
+    monkeypatch.setattr(host, "ended", lambda: None)
+    assert elastic._rounds(host, RunFolder(world.folder), 7, ["train"], []) == 75
+    assert len(calls) == 4 and calls[0].total == 4
+    assert "it is given up: exit code 75, and step 0 is the newest" in capfd.readouterr().err
 
 
 def test_a_listener_answers_and_what_is_none_does_not():

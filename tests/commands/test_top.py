@@ -12,7 +12,8 @@ import pytest
 
 from meshdsl import MeshDSLError
 from meshdsl.commands.top import watch_runs
-from meshdsl.train.watch.event_words import age, duration, event_words
+from meshdsl.figures import clock_words, long_words
+from meshdsl.train.watch.event_words import event_words
 from meshdsl.train.watch.metrics_file import MetricsReader
 from meshdsl.train.watch.standing import RunReader
 from meshdsl.train.watch.standing_text import chart, standing_lines
@@ -68,9 +69,9 @@ def top(*words):
 def test_a_run_is_shown_in_lines(tmp_path):
     standing = RunReader("a", write_run(tmp_path / "a")).standing(NOW - 35)
     lines = list(standing_lines(standing, 80))
-    assert lines[0] == "a  running  step 40/80  50.0%  0:40 left"
+    assert lines[0] == "a  running  step 40 of 80  left 0:40"
     assert lines[1].strip().startswith("2.") or lines[1].strip().startswith("5")
-    facts = "loss 0.1250  validation loss 0.5000  1,000 tokens/s  MFU 40.0%  memory 3.00 GiB"
+    facts = "loss 0.1250  validation loss 0.5000  tokens/s 1,000  MFU 40.0%  memory 3.00 GiB"
     goodput = "goodput 61.5% of 1:05, 2 starts"
     assert facts in lines and goodput in lines
     at = lines.index(goodput)
@@ -103,7 +104,7 @@ def test_a_run_that_starts_and_one_without_events_are_shown(tmp_path, capsys):
     )
     assert top(tmp_path / "a", tmp_path / "b", "--once") == 0
     out = capsys.readouterr().out
-    assert "a  starting for 0 s  step 0/9  0.0%" in out and "b  unknown  step 2\n" in out
+    assert "a  starting for 0 s  step 0 of 9\n" in out and "b  unknown  step 2\n" in out
     assert top(tmp_path / "a", tmp_path / "b", "--page", tmp_path / "page.html") == 0
 
 
@@ -172,11 +173,11 @@ def test_events_and_times_in_words():
     )
     back = {"time": 0, "event": "rollback", "step": 4, "last": 5, "seconds": 1.5}
     assert event_words(back) == "rolled back to step 4; step 5 is trained again (1.5 s)"
-    assert [duration(s) for s in (5, 754, 3723)] == ["0:05", "12:34", "1:02:03"]
-    assert [age(s) for s in (-1, 12, 300, 7200, 200_000)] == [
+    assert [clock_words(s) for s in (5, 754, 3723)] == ["0:05", "12:34", "1:02:03"]
+    assert [long_words(s) for s in (-1, 12, 300, 7200, 200_000)] == [
         "0 s",
         "12 s",
-        "5 min",
+        "5.0 min",
         "2.0 h",
         "2.3 days",
     ]

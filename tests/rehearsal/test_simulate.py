@@ -1,11 +1,12 @@
 """A run meets faults on paper: what formulas say of simple ones, and what is true of all."""
 
+from math import exp, expm1
 from statistics import fmean
 
 import pytest
 
 from meshdsl import MeshDSLError
-from meshdsl.rehearsal.closed_form import daly, expected_seconds, young
+from meshdsl.rehearsal.closed_form import daly, young
 from meshdsl.rehearsal.faults import Faults, Trace
 from meshdsl.rehearsal.options import Rehearsal
 from meshdsl.rehearsal.run import Option, Restart, Run, Stretch
@@ -30,6 +31,24 @@ def goodput(run, option, faults, traces=40):
         assert outcome.seconds == pytest.approx(outcome.work + sum(outcome.losses.values()))
         assert min(outcome.losses.values()) > -1e-6
     return outcomes[0].work / fmean(outcome.seconds for outcome in outcomes)
+
+
+def expected_seconds(
+    work: float, interval: float, save: float, restart: float, mtbf: float
+) -> float:
+    """How long a run takes in the mean, Daly's equation 20.
+
+    Faults come during restarts too. A checkpoint is complete when steps go on.
+
+    Args:
+      work: seconds of its steps.
+      interval: seconds of steps between two checkpoints.
+      save: seconds of a checkpoint.
+      restart: seconds from a fault until steps go on.
+      mtbf: mean seconds between faults.
+    """
+    segments = work / interval
+    return mtbf * exp(restart / mtbf) * expm1((interval + save) / mtbf) * segments
 
 
 @pytest.mark.parametrize("factor", [0.3, 1.0, 3.0])

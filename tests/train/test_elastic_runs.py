@@ -120,6 +120,10 @@ def test_hosts_that_are_lost_and_come_back_change_no_loss(tmp_path, text):
         for number in range(4):
             fleet.add(number)
         fleet.comes_to(2)
+        leaves = fleet.hosts.pop(3)
+        leaves.send_signal(signal.SIGTERM)  # and the others go on
+        assert leaves.wait(DEADLINE) == 0, fleet.printed.read_text()
+        fleet.comes_to(fleet.newest + 1)
         for _ in range(FAULTS):
             fleet.meet(draw)
             time.sleep(2 * draw.random())

@@ -19,9 +19,8 @@ from meshdsl.train.settings import override
 from meshdsl.train.watch import Watch
 from meshdsl_cli import main
 from meshdsl_cli.parser import parse
-from tests.hosts.test_hosts import free_port
 from tests.train.common import SHORT, losses, train
-from tests.train.test_two_processes import start
+from tests.train.test_two_processes import run_in_two
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 KEEP = "steps=6", "checkpoint.every=1", "checkpoint.keep=9"
@@ -210,19 +209,7 @@ assert main(["train", "--out", {out!r}, *{words}]) == 0
 @pytest.mark.slow
 def test_two_processes_change_after_the_same_step(words, tmp_path):
     out, words = tmp_path / "a", [*words[:3], "fsdp", *words[6:], "steps=9"]
-    code = IN_TWO.format(out=str(out), change=CHANGE, words=words)
-    told = {
-        "MESHDSL_COORDINATOR": f"localhost:{free_port()}",
-        "MESHDSL_PROCESSES": "2",
-        "JAX_NUM_CPU_DEVICES": "4",
-    }
-    both = [start(["-c", code], **told, MESHDSL_PROCESS_ID=str(i)) for i in range(2)]
-    try:
-        printed = [process.communicate(timeout=300) for process in both]
-    finally:
-        for process in both:
-            process.kill()
-    assert [process.returncode for process in both] == [0, 0], printed
+    run_in_two(IN_TWO.format(out=str(out), change=CHANGE, words=words))
     (step,) = (step for step, _ in RunFolder(out).relayouts())
     assert 3 <= step < 9
     phases = PHASES.replace("until=3", f"until={step}")

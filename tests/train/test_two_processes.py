@@ -50,9 +50,8 @@ def start(command: list[str], **environment: str) -> subprocess.Popen:
     )
 
 
-def train_in_two(layout, settings, out):
-    """A run in two processes of four devices, in the folder `out`."""
-    code = TRAIN.format(layout=layout, out=out, settings=settings)
+def run_in_two(code):
+    """Runs a program in two processes of four devices; gives what each printed."""
     told = {
         "MESHDSL_COORDINATOR": f"localhost:{free_port()}",
         "MESHDSL_PROCESSES": "2",
@@ -65,6 +64,12 @@ def train_in_two(layout, settings, out):
         for process in both:
             process.kill()
     assert [process.returncode for process in both] == [0, 0], printed
+    return printed
+
+
+def train_in_two(layout, settings, out):
+    """A run in two processes of four devices, in the folder `out`."""
+    printed = run_in_two(TRAIN.format(layout=layout, out=out, settings=settings))
     assert "on 8 cpu devices" in printed[0][0] and "[Gloo]" not in printed[0][0]
     assert printed[1] == ("", ""), "only process 0 prints"
 

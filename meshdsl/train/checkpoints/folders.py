@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # How the names of other folders end: one that is being removed, one that was found damaged, and
@@ -34,6 +34,18 @@ def saved_steps(folder: Path) -> list[int]:
 def in_words(steps: list[int]) -> str:
     """Which checkpoints there are, as the end of a message: `there are those of steps 2, 4`."""
     return f"there are those of steps {', '.join(map(str, steps))}" if steps else "there is none"
+
+
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint in a folder; 0 where there is none."""
+    return max(saved_steps(folder), default=0)
+
+
+def writes(folder: Path) -> bool:
+    """Whether a checkpoint is being written into a folder, or was by a process that was killed."""
+    with suppress(OSError):
+        return any(_UNFINISHED in path.name for path in folder.iterdir())
+    return False
 
 
 def unfinished(folder: Path, step: int) -> Path:

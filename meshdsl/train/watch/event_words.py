@@ -1,4 +1,4 @@
-"""Events and times in words."""
+"""Events in words."""
 
 from __future__ import annotations
 
@@ -16,21 +16,6 @@ def event_words(event: Event) -> str:
         return words(event)
     values = [f"{key} {event[key]}" for key in event if key not in ("time", "event")]
     return ", ".join([str(event["event"]), *values])
-
-
-def duration(seconds: float) -> str:
-    """A time as a clock has it: `0:05`, `12:34`, `1:02:03`."""
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def age(seconds: float) -> str:
-    """How long ago something was: `12 s`, `5 min`, `3.4 h`, `2.5 days`."""
-    for unit, name in ((86400, "days"), (3600, "h")):
-        if seconds >= unit:
-            return f"{seconds / unit:.1f} {name}"
-    return f"{seconds / 60:.0f} min" if seconds >= 99.5 else f"{max(0.0, seconds):.0f} s"
 
 
 def _start(event: Event) -> str:

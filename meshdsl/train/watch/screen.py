@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from meshdsl.extras import extra
+from meshdsl.figures import clock_words
 from meshdsl.train.watch.metrics_file import StepMetrics
 from meshdsl.train.watch.units import SPEED
 
@@ -74,7 +75,7 @@ def _lines(console: Console, steps: int, every: int) -> Show:
         skipped = "  skipped" if metrics.get("skipped") else ""
         line = (
             f"step {step}/{steps}  loss {metrics['loss']:.4f}  {bits}{_speed(metrics)}{skipped}"
-            f"  {_duration(left)} left"
+            f"  {clock_words(left)} left"
         )
         console.print(line, highlight=False, soft_wrap=True)
 
@@ -87,8 +88,3 @@ def _speed(metrics: StepMetrics) -> str:
         (key.removesuffix(SPEED), value) for key, value in metrics.items() if key.endswith(SPEED)
     )
     return f"{speed:,.0f} {units}/s{mfu}"
-
-
-def _duration(seconds: int) -> str:
-    hours, minutes = divmod(seconds // 60, 60)
-    return f"{hours}:{minutes:02d}:{seconds % 60:02d}" if hours else f"{minutes}:{seconds % 60:02d}"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshdsl.figures import byte_words, clock_words, long_words
 from meshdsl.train.watch.curves import check_run
-from meshdsl.train.watch.event_words import age
 from meshdsl.train.watch.events import Event, read_events
 from meshdsl.train.watch.goodput import Goodput, goodput_of
 from meshdsl.train.watch.metrics_file import MetricsReader, StepMetrics, is_finite
@@ -53,7 +53,11 @@ class Standing:
         starts = [event["time"] for event in self.events if event["event"] == "start"]
         since = {"no sign of life": self.seen, "starting": max(starts, default=None)}
         began = since.get(self.state)
-        return self.state if began is None else f"{self.state} for {age(self.now - began)}"
+        return (
+            self.state
+            if began is None
+            else f"{self.state} for {long_words(round(self.now - began))}"
+        )
 
     @property
     def step(self) -> int:
@@ -73,6 +77,25 @@ class Standing:
         """The median of a metric over the newest steps; None where they have none."""
         found = [line[metric] for line in self.lines[-_NEWEST:] if is_finite(line.get(metric))]
         return statistics.median(found) if found else None
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """What its newest steps say, in words: `("loss", "2.4529")`."""
+        yield "step", f"{self.step:,}" + (f" of {self.steps:,}" if self.steps else "")
+        if self.state == "running" and self.left:
+            yield "left", clock_words(self.left)
+        for name in ("loss", "validation_loss"):
+            values = [line[name] for line in self.lines if name in line][-1:]
+            yield from ((name.replace("_", " "), f"{value:.4f}") for value in values)
+        if self.speed and (speed := self.typical(self.speed)) is not None:
+            yield f"{self.speed.removesuffix(SPEED)}/s", f"{speed:,.0f}"
+        if (mfu := self.typical("mfu_causal")) is not None:
+            yield "MFU", f"{mfu:.1%}"
+        if is_finite(used := self.newest("memory_bytes")):
+            peak = self.newest("memory_peak_bytes")
+            more = f", peak {byte_words(peak)}" if is_finite(peak) else ""
+            yield "memory", byte_words(used) + more
+        if slow := self.newest("slow_processes"):
+            yield "slow processes", f"{slow:.0f}"
 
     @property
     def left(self) -> float | None:

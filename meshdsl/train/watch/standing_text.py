@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from meshdsl.figures import byte_words
-from meshdsl.train.watch.event_words import age, duration, event_words
+from meshdsl.figures import clock_words, long_words
+from meshdsl.train.watch.event_words import event_words
 from meshdsl.train.watch.events import Event
 from meshdsl.train.watch.goodput import CAUSES, Goodput
 from meshdsl.train.watch.metrics_file import is_finite
 from meshdsl.train.watch.standing import Standing
-from meshdsl.train.watch.units import SPEED
 
 _HEIGHT = 8  # lines of a chart
 _SIDE = 10  # columns of the values beside it
@@ -25,15 +24,17 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 def standing_lines(run: Standing, width: int) -> Iterator[str]:
     """How a run stands, in lines of at most `width` columns where words fit into that."""
-    yield _head(run)
+    facts = dict(run.facts())
+    head = {name: facts.pop(name) for name in ("step", "left") if name in facts}
+    yield "  ".join([run.name, run.state_words, *_named(head)])
     losses = [line["loss"] for line in run.lines if "loss" in line]
     yield from chart(losses, width - _SIDE - 1)
-    if facts := list(_facts(run)):
-        yield "  ".join(facts)
+    if facts:
+        yield "  ".join(_named(facts))
     if run.goodput:
         yield from goodput_lines(run.goodput)
     for event in list(_news(run))[-_EVENTS:]:
-        yield f"{age(run.now - event['time']):>9} ago  {event_words(event)}"[:width]
+        yield f"{long_words(round(run.now - event['time'])):>9} ago  {event_words(event)}"[:width]
 
 
 def _news(run: Standing) -> Iterator[Event]:
@@ -42,49 +43,26 @@ def _news(run: Standing) -> Iterator[Event]:
     yield from (one for one in run.events if one["event"] != "checkpoint" or one is saved[-1])
 
 
-def _head(run: Standing) -> str:
-    words = [run.name, run.state_words]
-    words.append(f"step {run.step:,}" + (f"/{run.steps:,}" if run.steps else ""))
-    if run.steps:
-        words.append(f"{run.step / run.steps:.1%}")
-    if run.state == "running" and run.left:
-        words.append(f"{duration(run.left)} left")
-    return "  ".join(words)
-
-
-def _facts(run: Standing) -> Iterator[str]:
-    for name in ("loss", "validation_loss"):
-        values = [line[name] for line in run.lines if name in line][-1:]
-        yield from (f"{name.replace('_', ' ')} {value:.4f}" for value in values)
-    if run.speed and (speed := run.typical(run.speed)) is not None:
-        yield f"{speed:,.0f} {run.speed.removesuffix(SPEED)}/s"
-    if (mfu := run.typical("mfu_causal")) is not None:
-        yield f"MFU {mfu:.1%}"
-    if is_finite(used := run.newest("memory_bytes")):
-        peak = run.newest("memory_peak_bytes")
-        yield f"memory {byte_words(used)}" + (
-            f", peak {byte_words(peak)}" if is_finite(peak) else ""
-        )
-    if slow := run.newest("slow_processes"):
-        yield f"{slow:.0f} slow process{'es' * (slow > 1)}"
+def _named(facts: Mapping[str, str]) -> list[str]:
+    return [f"{name} {value}" for name, value in facts.items()]
 
 
 def goodput_lines(found: Goodput) -> Iterator[str]:
     """The goodput of a run, and the causes of what was lost, the largest first."""
     wall = found.wall or 1.0
     starts = f", {found.starts} starts" if found.starts > 1 else ""
-    yield f"goodput {found.share:.1%} of {duration(found.wall)}{starts}"
+    yield f"goodput {found.share:.1%} of {clock_words(found.wall)}{starts}"
     for cause, seconds in sorted(found.losses.items(), key=lambda item: -item[1]):
         if seconds >= _LEAST * wall:
             more = _start_parts(found) if cause == "start" else ""
             more = f"{found.lost_steps} steps" if cause == "lost" else more
             words = f"{CAUSES[cause]}: {more}" if more else CAUSES[cause]
-            yield f"{seconds / wall:>8.1%} {duration(seconds):>9}  {words}"
+            yield f"{seconds / wall:>8.1%} {clock_words(seconds):>9}  {words}"
 
 
 def _start_parts(found: Goodput) -> str:
     most = sorted(found.start_parts.items(), key=lambda item: -item[1])[:4]
-    return ", ".join(f"{part.replace('_', ' ')} {duration(seconds)}" for part, seconds in most)
+    return ", ".join(f"{part.replace('_', ' ')} {clock_words(seconds)}" for part, seconds in most)
 
 
 def chart(values: Sequence[float], width: int) -> list[str]:
