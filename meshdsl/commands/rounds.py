@@ -39,6 +39,7 @@ class Round(NamedTuple):
       places: the number of the first process of each of them.
       total: how many processes there are.
       coordinator: `host:port`, where process 0 listens.
+      keepers: the addresses and secrets of the keepers of the hosts.
       ends: why it is to end: `lost`, `joined`, or empty.
     """
 
@@ -47,6 +48,7 @@ class Round(NamedTuple):
     places: list[int]
     total: int
     coordinator: str
+    keepers: list[str]
     ends: str = ""
 
 
@@ -208,7 +210,12 @@ class Hosts:
         host = self.me.address.rpartition(":")[0]
         names = [each.name for each in taken]
         began = Round(
-            f"{number}-{self.me.name}", names, places[:-1], places[-1], f"{host}:{free_port()}"
+            f"{number}-{self.me.name}",
+            names,
+            places[:-1],
+            places[-1],
+            f"{host}:{free_port()}",
+            [f"{each.address}/{each.secret}" for each in taken],
         )
         devices = sum(each.devices for each in taken)
         self.say(f"round {number}: {len(names)} host{'s' * (len(names) > 1)}, {devices} devices")

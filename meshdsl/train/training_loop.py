@@ -305,8 +305,9 @@ class TrainingLoop:
                     until = relayouts.change(self.now, done, self._prove)
             validate = done == self.last or _due(done, config.validation.every)
             save = ending or done == self.last or self.checkpoints.due(done)
+            copy = not (ending or done == self.last) and self.checkpoints.copy_due(done)
             verdict = guard.judge(metrics)
-            if verdict == "go" and (validate or save or done == until):
+            if verdict == "go" and (validate or save or copy or done == until):
                 # The metrics of this very step, so that what is saved is known to be finite, and
                 # steps of one phase are told before the next one begins.
                 verdict = guard.judge(watch.settle())
@@ -324,7 +325,10 @@ class TrainingLoop:
             if save:
                 with watch.spent("checkpoint"):
                     self.checkpoints.save(done, state, self.reading.position)
-            if validate or save:
+            if copy:
+                with watch.spent("copy"):
+                    self.checkpoints.copy(done, state, self.reading.position)
+            if validate or save or copy:
                 dog.beat(done)
         return state, done, ending
 

@@ -7,6 +7,7 @@ slow tests run; 30 with HYPOTHESIS_PROFILE=nightly.
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 from benchmarks.limited_network import limited, missing
 from meshdsl.train.checkpoints.folders import saved_steps
 from meshdsl.train.checkpoints.saved_arrays import verify
+from meshdsl.train.watch.metrics_file import last_line
 from tests.nightly import NIGHTLY
 from tests.train.common import SHORT, losses, train
 from tests.train.test_kill_matrix import environment, members
@@ -30,6 +32,8 @@ SETTINGS = [
     *("batch=24", "model.d_model=24", "model.heads=4"),  # over 2, 3 and 4 devices
     *("checkpoint.every=1", "checkpoint.keep=3", "schedule.shape=constant"),
 ]
+# Nothing is saved on disk until the last step, or until a host comes.
+IN_MEMORY = ["checkpoint.every=0", "elastic.memory_every=3"]
 DEADLINE = 300.0  # seconds until a run goes on after a fault
 
 
@@ -40,13 +44,16 @@ class Fleet:
       least: as few hosts the run goes on with.
       prefix: of the command that starts a host, by its number: in a network of its own, say.
       names: by which the others reach each host.
+      settings: of the run.
     """
 
-    def __init__(self, folder, text, steps, least=2, prefix=lambda i: [], names=None):
+    def __init__(
+        self, folder, text, steps, least=2, prefix=lambda i: [], names=None, settings=SETTINGS
+    ):
         self.folder, self.prefix, self.names = folder, prefix, names
         self.flags = ["launch", "--elastic", f"{least}:4", "--host"]
         self.words = ["--", "train", "--data", text, "--layout", "fsdp", "--out", str(folder)]
-        self.words += [*SETTINGS, f"steps={steps}"]
+        self.words += [*settings, f"steps={steps}"]
         self.hosts: dict[int, subprocess.Popen] = {}
         self.printed = folder.with_suffix(".txt")
 
@@ -74,7 +81,9 @@ class Fleet:
 
     @property
     def newest(self):
-        return max(saved_steps(self.folder / "checkpoints"), default=0)
+        """The newest step that is saved, or that is measured where none is until the end."""
+        metrics = last_line(self.folder / "metrics.jsonl") if IN_MEMORY[0] in self.words else None
+        return max(saved_steps(self.folder / "checkpoints"), default=(metrics or {}).get("step", 0))
 
     def comes_to(self, step):
         """Wait until a step is saved; returns how many seconds that took."""
@@ -132,6 +141,34 @@ def test_hosts_that_are_lost_and_come_back_change_no_loss(tmp_path, text):
     kept = out / "checkpoints"
     assert [verify(kept / str(step)) for step in saved_steps(kept)] == [""] * 3
     words = ["--data", text, "--layout", "fsdp", "--devices", "4", *SETTINGS, f"steps={steps}"]
+    code, alone = train(tmp_path / "b", *words)
+    assert code == 0
+    np.testing.assert_allclose(losses(out), alone, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_where_a_host_is_lost_a_run_goes_on_from_the_memory_of_the_others(tmp_path, text):
+    assert len(jax.devices()) == 8  # or the run would make the three that it needs
+    out, steps = tmp_path / "a", 60
+    settings = [*SETTINGS, *IN_MEMORY]
+    fleet = Fleet(out, text, steps, settings=settings)
+    with ExitStack() as stack:
+        stack.callback(fleet.close)
+        for number in range(3):
+            fleet.add(number)
+        fleet.comes_to(8)
+        before = fleet.newest
+        fleet.lose(1)
+        fleet.comes_to(before + 4)
+        printed = fleet.printed.read_text()
+        assert saved_steps(out / "checkpoints") == []
+        resumed = [int(step) for step in re.findall(r"resumed after step (\d+)", printed)]
+        # The one that was being sent may not be whole.
+        assert len(resumed) == 1 and resumed[0] % 3 == 0 and resumed[0] >= before - 6, printed
+        assert f"goes on from the copy of step {resumed[0]} in memory" in printed
+        codes = fleet.wait()
+        assert set(codes.values()) == {0}, fleet.printed.read_text()
+    words = ["--data", text, "--layout", "fsdp", "--devices", "3", *SETTINGS, f"steps={steps}"]
     code, alone = train(tmp_path / "b", *words)
     assert code == 0
     np.testing.assert_allclose(losses(out), alone, rtol=1e-5)
