@@ -7,6 +7,12 @@ train the run of `tests/train/test_elastic_runs.py`, with a checkpoint after eac
 and returns of one or two hosts meet it. A row says how many seconds went by until a new step was
 saved (where a host comes, the run goes on until that has started), and how many losses differ by
 more than rounding from those of a run that was left alone.
+
+    python -m benchmarks.elastic --memory --count 8
+
+The same with copies in the memory of the hosts every three steps, and no checkpoint but where a
+host comes. Then a row says how many seconds went by until a new step was trained, and a line how
+many steps were trained again after each loss.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import tempfile
 import time
 from collections import defaultdict
@@ -24,13 +31,14 @@ from statistics import median
 import numpy as np
 
 from tests.train.common import losses, train
-from tests.train.test_elastic_runs import SETTINGS, Fleet
+from tests.train.test_elastic_runs import IN_MEMORY, SETTINGS, Fleet
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=30, help="how many losses and returns")
     parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--memory", action="store_true", help="copies instead of checkpoints")
     arguments = parser.parse_args()
     draw, steps = random.Random(arguments.seed), 12 * arguments.count
     with tempfile.TemporaryDirectory() as name:
@@ -40,24 +48,31 @@ def main() -> None:
         words = ["--data", str(text), "--layout", "fsdp", "--devices", "4", *SETTINGS]
         code, alone = train(folder / "alone", *words, f"steps={steps}")
         assert code == 0
+        again: list[int] = []
         took: dict[str, list[float]] = defaultdict(list)
-        with closing(Fleet(folder / "run", str(text), steps)) as fleet:
+        settings = [*SETTINGS, *IN_MEMORY] if arguments.memory else SETTINGS
+        with closing(Fleet(folder / "run", str(text), steps, settings=settings)) as fleet:
             for number in range(4):
                 fleet.add(number)
             fleet.comes_to(2)
             for _ in range(arguments.count):
+                before = fleet.newest
                 what, seconds = fleet.meet(draw)
                 took[what].append(seconds)
                 print(f"{what} {seconds:.1f} s, step {fleet.newest}", flush=True)
+                if what == "lost":
+                    after = int(re.findall(r"resumed after step (\d+)", fleet.text)[-1])
+                    again.append(before - after)
                 time.sleep(2 * draw.random())
             codes = fleet.wait()
-            assert set(codes.values()) == {0}, fleet.printed.read_text()
+            assert set(codes.values()) == {0}, fleet.text
         found = losses(folder / "run")
     near = np.isclose(found, alone, rtol=1e-5, atol=0.0)
     print("| hosts | times | seconds until a new step is saved: median, longest |")
     print("| --- | ---: | ---: |")
     for what, seconds in sorted(took.items()):
         print(f"| {what} | {len(seconds)} | {median(seconds):.1f}, {max(seconds):.1f} |")
+    print(f"\nsteps that were trained again after a loss: {again}")
     off = f"{np.sum(~near)} of {steps} losses differ by more than 1e-5"
     print(f"\n{off}; load of the machine at the end: {os.getloadavg()[1]:.1f}")
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,7 +214,13 @@ class TrainingLoop:
 
     def _compiled(self) -> Callable:
         start = time.perf_counter()
-        step = self._ahead.compiled(self.job)
+        compiled = partial(self._ahead.compiled, self.job)
+        if self.job.config.compile_cache and self.job.mesh.devices.flat[0].platform == "cpu":
+            # Processes on CPUs often share cores, which one of them can use for all.
+            _ = self.job.lowered
+            step = hosts.first_goes_ahead(compiled)
+        else:
+            step = compiled()
         self.console.print(f"compiled in {time.perf_counter() - start:.1f} s")
         return step
 

@@ -80,16 +80,22 @@ class Fleet:
         host.wait()
 
     @property
+    def text(self):
+        """What all hosts have printed."""
+        return self.printed.read_text()
+
+    @property
     def newest(self):
-        """The newest step that is saved, or that is measured where none is until the end."""
+        """The newest step that is saved, or that is measured where few are saved."""
+        saved = saved_steps(self.folder / "checkpoints")
         metrics = last_line(self.folder / "metrics.jsonl") if IN_MEMORY[0] in self.words else None
-        return max(saved_steps(self.folder / "checkpoints"), default=(metrics or {}).get("step", 0))
+        return max([*saved, (metrics or {}).get("step", 0)])
 
     def comes_to(self, step):
         """Wait until a step is saved; returns how many seconds that took."""
         began = time.monotonic()
         while self.newest < step and any(each.poll() is None for each in self.hosts.values()):
-            assert time.monotonic() - began < DEADLINE, self.printed.read_text()
+            assert time.monotonic() - began < DEADLINE, self.text
             time.sleep(0.02)
         return time.monotonic() - began
 
@@ -105,7 +111,7 @@ class Fleet:
             count = draw.choice([1, 2]) if not lost else 1
             what, numbers = "lost", draw.sample(sorted(self.hosts), count)
         for number in numbers:
-            assert what == "come" or self.hosts[number].poll() is None, self.printed.read_text()
+            assert what == "come" or self.hosts[number].poll() is None, self.text
             (self.add if what == "come" else self.lose)(number)
         return what, self.comes_to(self.newest + 1)
 
@@ -131,13 +137,13 @@ def test_hosts_that_are_lost_and_come_back_change_no_loss(tmp_path, text):
         fleet.comes_to(2)
         leaves = fleet.hosts.pop(3)
         leaves.send_signal(signal.SIGTERM)  # and the others go on
-        assert leaves.wait(DEADLINE) == 0, fleet.printed.read_text()
+        assert leaves.wait(DEADLINE) == 0, fleet.text
         fleet.comes_to(fleet.newest + 1)
         for _ in range(FAULTS):
             fleet.meet(draw)
             time.sleep(2 * draw.random())
         codes = fleet.wait()
-        assert set(codes.values()) == {0}, fleet.printed.read_text()
+        assert set(codes.values()) == {0}, fleet.text
     kept = out / "checkpoints"
     assert [verify(kept / str(step)) for step in saved_steps(kept)] == [""] * 3
     words = ["--data", text, "--layout", "fsdp", "--devices", "4", *SETTINGS, f"steps={steps}"]
@@ -160,14 +166,14 @@ def test_where_a_host_is_lost_a_run_goes_on_from_the_memory_of_the_others(tmp_pa
         before = fleet.newest
         fleet.lose(1)
         fleet.comes_to(before + 4)
-        printed = fleet.printed.read_text()
+        printed = fleet.text
         assert saved_steps(out / "checkpoints") == []
         resumed = [int(step) for step in re.findall(r"resumed after step (\d+)", printed)]
         # The one that was being sent may not be whole.
         assert len(resumed) == 1 and resumed[0] % 3 == 0 and resumed[0] >= before - 6, printed
         assert f"goes on from the copy of step {resumed[0]} in memory" in printed
         codes = fleet.wait()
-        assert set(codes.values()) == {0}, fleet.printed.read_text()
+        assert set(codes.values()) == {0}, fleet.text
     words = ["--data", text, "--layout", "fsdp", "--devices", "3", *SETTINGS, f"steps={steps}"]
     code, alone = train(tmp_path / "b", *words)
     assert code == 0
@@ -193,7 +199,7 @@ def test_a_host_whose_network_is_cut_is_left_out(tmp_path, text):
         fleet.comes_to(3)
         network.cut(2)
         fleet.comes_to(fleet.newest + 3)
-        assert "round 2: 2 hosts" in fleet.printed.read_text()
+        assert "round 2: 2 hosts" in fleet.text
         network.mend(2)
-        while "round 3: 3 hosts" not in fleet.printed.read_text():
+        while "round 3: 3 hosts" not in fleet.text:
             fleet.comes_to(fleet.newest + 1)

@@ -41,7 +41,7 @@ from meshdsl.train.checkpoints.tree_leaves import Leaf
 
 _UNREACHED = (OSError, EOFError, KeyError, AuthenticationError, RemoteError)
 _AT_ONCE = 8  # cells that a process fetches at a time, and hosts that are asked at a time
-_TIMES = 5  # a host has two copies of its own share and of another, and one on its way
+TIMES = 5  # a host has two copies of its own share and of another, and one on its way
 
 
 def copies_of(record: Path, every: int, report: Callable[[str], Any]) -> Copies | None:
@@ -93,7 +93,7 @@ class Copies:
             if array.size:
                 grid, mine = _grid(tuple(array.shape), array.sharding)
                 share += array.size * array.dtype.itemsize * len(mine) // len(grid.owners)
-        needed, free = _TIMES * share * self.processes_here, _free_memory()
+        needed, free = TIMES * share * self.processes_here, _free_memory()
         if needed > free:
             raise MeshDSLError(
                 f"elastic.memory_every: copies take up to {byte_words(needed)} of the memory of a "
