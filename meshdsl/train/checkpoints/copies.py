@@ -87,7 +87,12 @@ class Copies:
         return step % self._every == 0
 
     def check_room(self, arrays: dict[str, Any]) -> None:
-        """Raise a MeshDSLError where this host has not the memory for copies of such arrays."""
+        """Raise a MeshDSLError where this host has not the memory for copies of such arrays.
+
+        Not where copies of an earlier round are there, in whose place these come.
+        """
+        if _kept_by(self._shared.keepers[self._to[0]]):
+            return
         share = 0
         for array in arrays.values():
             if array.size:
@@ -106,11 +111,11 @@ class Copies:
         """Begin to send a copy; returns when the arrays are copied and may be overwritten.
 
         Args:
-          leaves, data: as for `manifest.write`.
+          leaves, data: as for `manifest.made`.
         """
         self.finish()
         label = Label(self._course, step)
-        # Once a process knows them all have called this, and so the copy before is complete.
+        # Once a process has these, all have called this, and so the copy before is complete.
         computed = digests(arrays)
         held = list(_held({name: array for name, array in arrays.items() if array.size}))
         names, before = list(arrays), self._before

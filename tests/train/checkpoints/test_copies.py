@@ -182,6 +182,9 @@ def test_copies_are_made_where_a_launcher_keeps_them(tmp_path, host, monkeypatch
     monkeypatch.setattr(copies_module, "_free_memory", lambda: 1000)
     with pytest.raises(MeshDSLError, match=r"elastic.memory_every: copies take up to .* KiB of"):
         found.check_room(named_arrays(make_state(FSDP)))
+    host.keeper.begin(Label("1-a.1", 5), 0, 1, None)
+    host.keeper.complete(Label("1-a.1", 5), 0, "")
+    found.check_room(named_arrays(make_state(FSDP)))  # in place of what is kept already
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"course": "1-a.1"}', '{"from": [1]}'])
