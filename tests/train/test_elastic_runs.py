@@ -23,6 +23,7 @@ from meshdsl.train.checkpoints.folders import saved_steps
 from meshdsl.train.checkpoints.saved_arrays import verify
 from meshdsl.train.watch.metrics_file import last_line
 from tests.nightly import NIGHTLY
+from tests.train import ids
 from tests.train.common import SHORT, losses, train
 from tests.train.test_kill_matrix import environment, members
 
@@ -34,6 +35,8 @@ SETTINGS = [
 ]
 # Nothing is saved on disk until the last step, or until a host comes.
 IN_MEMORY = ["checkpoint.every=0", "elastic.memory_every=3"]
+IDS = ["--model", f"{ids.__file__}:Ids", "batch=24", "checkpoint.every=1"]
+IDS_DATA = f"{ids.__file__}:numbered"
 DEADLINE = 300.0  # seconds until a run goes on after a fault
 
 
@@ -48,11 +51,11 @@ class Fleet:
     """
 
     def __init__(
-        self, folder, text, steps, least=2, prefix=lambda i: [], names=None, settings=SETTINGS
+        self, folder, data, steps, least=2, prefix=lambda i: [], names=None, settings=SETTINGS
     ):
         self.folder, self.prefix, self.names = folder, prefix, names
         self.flags = ["launch", "--elastic", f"{least}:4", "--host"]
-        self.words = ["--", "train", "--data", text, "--layout", "fsdp", "--out", str(folder)]
+        self.words = ["--", "train", "--data", data, "--layout", "fsdp", "--out", str(folder)]
         self.words += [*settings, f"steps={steps}"]
         self.hosts: dict[int, subprocess.Popen] = {}
         self.printed = folder.with_suffix(".txt")
@@ -153,11 +156,10 @@ def test_hosts_that_are_lost_and_come_back_change_no_loss(tmp_path, text):
 
 
 @pytest.mark.slow
-def test_where_a_host_is_lost_a_run_goes_on_from_the_memory_of_the_others(tmp_path, text):
-    assert len(jax.devices()) == 8  # or the run would make the three that it needs
-    out, steps = tmp_path / "a", 60
-    settings = [*SETTINGS, *IN_MEMORY]
-    fleet = Fleet(out, text, steps, settings=settings)
+def test_where_a_host_is_lost_a_run_goes_on_from_the_memory_of_the_others(tmp_path):
+    """Each step has its rows, and no row is read twice or left out: losses say which they are."""
+    out, steps = tmp_path / "a", ids.ROWS // 24
+    fleet = Fleet(out, IDS_DATA, steps, settings=[*IDS, *IN_MEMORY])
     with ExitStack() as stack:
         stack.callback(fleet.close)
         for number in range(3):
@@ -166,18 +168,18 @@ def test_where_a_host_is_lost_a_run_goes_on_from_the_memory_of_the_others(tmp_pa
         before = fleet.newest
         fleet.lose(1)
         fleet.comes_to(before + 4)
-        printed = fleet.text
         assert saved_steps(out / "checkpoints") == []
-        resumed = [int(step) for step in re.findall(r"resumed after step (\d+)", printed)]
+        resumed = [int(step) for step in re.findall(r"resumed after step (\d+)", fleet.text)]
         # The one that was being sent may not be whole.
-        assert len(resumed) == 1 and resumed[0] % 3 == 0 and resumed[0] >= before - 6, printed
-        assert f"goes on from the copy of step {resumed[0]} in memory" in printed
-        codes = fleet.wait()
-        assert set(codes.values()) == {0}, fleet.text
-    words = ["--data", text, "--layout", "fsdp", "--devices", "3", *SETTINGS, f"steps={steps}"]
-    code, alone = train(tmp_path / "b", *words)
+        assert len(resumed) == 1 and resumed[0] % 3 == 0 and resumed[0] >= before - 6, fleet.text
+        assert f"goes on from the copy of step {resumed[0]} in memory" in fleet.text
+        assert set(fleet.wait().values()) == {0}, fleet.text
+    found = losses(out)
+    code, alone = train(tmp_path / "b", "--data", IDS_DATA, *IDS, f"steps={steps}")
     assert code == 0
-    np.testing.assert_allclose(losses(out), alone, rtol=1e-5)
+    np.testing.assert_allclose(found, alone, rtol=1e-6)
+    numbers = [row["number"] for row in ids.numbered("train")]
+    np.testing.assert_allclose(24 * np.sum(found), np.sum(numbers, dtype=float), rtol=1e-6)
 
 
 @pytest.mark.slow
