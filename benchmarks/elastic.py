@@ -13,6 +13,11 @@ more than rounding from those of a run that was left alone.
 The same with copies in the memory of the hosts every three steps, and no checkpoint but where a
 host comes. Then a row says how many seconds went by until a new step was trained, and a line how
 many steps were trained again after each loss.
+
+    python -m benchmarks.elastic --rows --count 30
+
+A model whose loss is the mean of numbers of the rows of a step, all different, so that the losses
+say whether each step had its rows, and whether a row was read twice or left out.
 """
 
 from __future__ import annotations
@@ -31,7 +36,8 @@ from statistics import median
 import numpy as np
 
 from tests.train.common import losses, train
-from tests.train.test_elastic_runs import IN_MEMORY, SETTINGS, Fleet
+from tests.train.ids import numbered
+from tests.train.test_elastic_runs import IDS, IDS_DATA, IN_MEMORY, SETTINGS, Fleet
 
 
 def main() -> None:
@@ -39,19 +45,21 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=30, help="how many losses and returns")
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--memory", action="store_true", help="copies instead of checkpoints")
+    parser.add_argument("--rows", action="store_true", help="losses say which rows a step had")
     arguments = parser.parse_args()
     draw, steps = random.Random(arguments.seed), 12 * arguments.count
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text = folder / "text.txt"
         text.write_text("The quick brown fox jumps over the lazy dog. " * 200)
-        words = ["--data", str(text), "--layout", "fsdp", "--devices", "4", *SETTINGS]
+        data, settings = (IDS_DATA, IDS) if arguments.rows else (str(text), SETTINGS)
+        words = ["--data", data, "--layout", "fsdp", "--devices", "4", *settings]
         code, alone = train(folder / "alone", *words, f"steps={steps}")
         assert code == 0
         again: list[int] = []
         took: dict[str, list[float]] = defaultdict(list)
-        settings = [*SETTINGS, *IN_MEMORY] if arguments.memory else SETTINGS
-        with closing(Fleet(folder / "run", str(text), steps, settings=settings)) as fleet:
+        settings = [*settings, *IN_MEMORY] if arguments.memory else settings
+        with closing(Fleet(folder / "run", data, steps, settings=settings)) as fleet:
             for number in range(4):
                 fleet.add(number)
             fleet.comes_to(2)
@@ -67,6 +75,12 @@ def main() -> None:
             codes = fleet.wait()
             assert set(codes.values()) == {0}, fleet.text
         found = losses(folder / "run")
+    if arguments.rows:
+        numbers = [row["number"] for row in numbered("train")]
+        epochs = 24 * np.sum(found) / np.sum(numbers, dtype=float)
+        print(
+            f"the numbers of {24 * steps / len(numbers):g} epochs of rows are those of {epochs:.7f}"
+        )
     near = np.isclose(found, alone, rtol=1e-5, atol=0.0)
     print("| hosts | times | seconds until a new step is saved: median, longest |")
     print("| --- | ---: | ---: |")
