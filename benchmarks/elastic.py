@@ -69,8 +69,8 @@ def main() -> None:
                 took[what].append(seconds)
                 print(f"{what} {seconds:.1f} s, step {fleet.newest}", flush=True)
                 if what == "lost":
-                    after = int(re.findall(r"resumed after step (\d+)", fleet.text)[-1])
-                    again.append(before - after)
+                    found = re.findall(r"resumed after step (\d+)|the run begins again", fleet.text)
+                    again.append(before - int(found[-1] or 0))
                 time.sleep(2 * draw.random())
             codes = fleet.wait()
             assert set(codes.values()) == {0}, fleet.text
