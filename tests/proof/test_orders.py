@@ -70,7 +70,13 @@ def table(k, place=lambda device: device):
 
 ADDED = lambda fn: lambda q, k, v: fn(q, k, v).sum(0)
 SINES = ADDED(lambda q, k, v: jnp.sin(q) * k)
+FEW = lambda x: x.astype(jnp.bfloat16)
+MANY = lambda x: x.astype(jnp.float32)
 RIGHT = {
+    "sums that are cast": (
+        ADDED(lambda q, k, v: MANY(FEW(q * k).sum(0, keepdims=True))),
+        added(lambda q, k, v: MANY(FEW(zigzag(q) * zigzag(k))).sum(0, keepdims=True)),
+    ),
     "a sum": (SINES, added(lambda q, k, v: jnp.sin(zigzag(q)) * zigzag(k))),
     "a maximum": (
         lambda q, k, v: (q * k).max(0),
@@ -110,6 +116,10 @@ WRONG = {
     "squares of what a device has": (
         lambda q, k, v: q.sum(0) ** 2,
         ring(lambda q, k, v: lax.psum(zigzag(q).sum(0) ** 2, "a")),
+    ),
+    "sums of what is cut to integers": (
+        ADDED(lambda q, k, v: (q * k).sum(0, keepdims=True).astype(int).astype(float)),
+        added(lambda q, k, v: (zigzag(q) * zigzag(k)).astype(int).astype(float)),
     ),
     "a round for each row": (
         ADDED(lambda q, k, v: q * jnp.arange(8.0)[:, None]),
@@ -203,8 +213,10 @@ def in_zigzag(count):
     return md.Layout(rules, ["d_model -> data, context"], mesh={"data": 2, "context": count})
 
 
-def test_a_step_whose_rows_lie_in_zigzag_order_is_proved():
-    assert proof_of_step(in_zigzag(2), "model.length=16", "model.layers=1").proved
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_whose_rows_lie_in_zigzag_order_is_proved(dtype):
+    sizes = "model.length=16", "model.layers=1"
+    assert proof_of_step(in_zigzag(2), *sizes, f"precision.compute={dtype}").proved
 
 
 def test_rows_over_more_devices_in_zigzag_order_are_those_of_one():
