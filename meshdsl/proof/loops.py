@@ -17,7 +17,6 @@ from meshdsl.proof.forms.ends import CARRIED, Ends, ends_of, narrowed, widened
 from meshdsl.proof.forms.rounds import at_variables, is_chosen
 from meshdsl.proof.forms.signs import bounds
 from meshdsl.proof.forms.sums import inwards, is_zero, linear, summed_over, total
-from meshdsl.proof.indexing import indexed
 from meshdsl.proof.labels import (
     Major,
     Minor,
@@ -30,11 +29,12 @@ from meshdsl.proof.labels import (
     size_of,
 )
 from meshdsl.proof.lemmas import Walk, lemma
+from meshdsl.proof.sends.orders import OfEachRound
 from meshdsl.proof.sends.rings import settled
+from meshdsl.proof.sends.turns import few, in_list, one_by_one
 from meshdsl.proof.terms import NotProved, Term, Terms
 from meshdsl.proof.values import Value, aligned, arguments_of, joined, made
 
-_FEW = 64  # a loop has no more rounds if they are looked at one by one
 _TRIES = 16  # what a loop carries has the same parts before and after a round by then
 
 
@@ -350,45 +350,38 @@ def looped(walk: Walk, eqn, values: Sequence[Value], around: Parts = ()) -> list
     p = eqn.params
     consts, carries = scan_counts(p)
     first, lists = values[consts : consts + carries], values[consts + carries :]
-    given = [*lists]
-    walk.depth += 1
+    by_round = lambda: one_by_one(walk, p, values[:consts], first, values[consts + carries :])
+    if any(x.dims[0] and in_list(walk.terms, x) is not None for x in lists):
+        return by_round()
     lists = aligned(lists, [[0] * len(lists)]) if lists else []
     parts = joined(x.dims[0] for x in lists) or (Part(p["length"], None),)
     if any(isinstance(part.label, Minor) for part in parts):
         raise NotProved("the rounds of a loop lie in another order")
     own = tuple(p if p.label is not None else Part(p.size, fresh()) for p in parts if p.size > 1)
     each = [x.at(x.dims[1:]) for x in lists]
-    carried = Carried(walk, Loop(walk.depth, (*around, *own), bool(p["reverse"])), first)
+    carried = Carried(walk, Loop(walk.depth + 1, (*around, *own), bool(p["reverse"])), first)
 
     def body(variables: list[Value]) -> tuple[list[Value], list[Value]]:
         found = walk.run(p["jaxpr"], [*values[:consts], *variables, *each])
         return found[:carries], found[carries:]
 
-    others = carried.solve(body)
-    walk.depth -= 1
+    rounds = walk.terms.rounds
+    alone = labelled(own).keys() if few(p["length"]) and not around else set()
+    walk.depth, walk.terms.rounds = walk.depth + 1, rounds | alone
+    try:
+        others = carried.solve(body)
+    except OfEachRound as error:
+        if not alone & error.labels:
+            raise
+        others = None
+    finally:
+        walk.depth, walk.terms.rounds = walk.depth - 1, rounds
     if others is None and around:
         raise NotProved("parts are sent on in a loop within another one over devices")
     if others is None:
-        return _one_by_one(walk, p, values[:consts], first, given)
+        return by_round()
     made = map(carried.of_all_rounds, others)
     return [*carried.last(), *(y.at([own, *y.dims[1:]]) for y in made)]
-
-
-def _one_by_one(walk: Walk, p, consts, carried: Sequence[Value], lists) -> list[Value]:
-    """What a loop carries in the end, found round by round.
-
-    Raises:
-      NotProved: there are many rounds, or each makes something beside what it carries.
-    """
-    order, count = range(p["length"]), len(carried)
-    if len(order) > _FEW:
-        raise NotProved(f"parts are sent on in each of {len(order)} rounds")
-    for i in reversed(order) if p["reverse"] else order:
-        each = [indexed(walk, x, i) for x in lists]
-        carried = walk.run(p["jaxpr"], [*consts, *carried, *each])
-        if len(carried) > count:
-            raise NotProved("there is no lemma for what rounds make in which parts are sent on")
-    return list(carried)
 
 
 @inwards("all")

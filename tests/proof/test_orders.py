@@ -13,7 +13,7 @@ from tests.proof.common import proof as proof_of_step
 from tests.proof.test_programs import mapped, proof
 
 N = {"a": 2}
-Q = K = V = jnp.ones((8, 4))
+Q = K = V = jnp.ones((16, 4))
 
 
 def over(x):
@@ -35,11 +35,11 @@ def back(x):
 
 
 def places(device, late=3):
-    return jnp.concatenate([2 * device + jnp.arange(2), 2 * (late - device) + jnp.arange(2)])
+    return jnp.concatenate([4 * device + jnp.arange(4), 4 * (late - device) + jnp.arange(4)])
 
 
 def one(q, k, v):
-    rows = jnp.arange(8)
+    rows = jnp.arange(16)
     return jnp.where(rows[None] <= rows[:, None], jnp.exp(q @ k.T), 0) @ v
 
 
@@ -65,7 +65,50 @@ def added(fn):
 def table(k, place=lambda device: device):
     """Rows of what is whole on each device."""
     at = place(lax.axis_index("a"))
-    return jnp.concatenate([lax.dynamic_slice_in_dim(k, 2 * i, 2) for i in (at, 3 - at)])
+    return jnp.concatenate([lax.dynamic_slice_in_dim(k, 4 * i, 4) for i in (at, 3 - at)])
+
+
+MORE = 4  # devices round which keys go in a loop
+TURNS = jnp.arange(1, MORE)
+
+
+def part(x, device):
+    """The first and the last pieces of what is whole on each device, as one of four has them."""
+    size = len(x) // (2 * MORE)
+    pieces = device, 2 * MORE - 1 - device
+    return jnp.concatenate([lax.dynamic_slice_in_dim(x, i * size, size) for i in pieces])
+
+
+def rows_of(device, late=2 * MORE - 1):
+    return jnp.concatenate([2 * device + jnp.arange(2), 2 * (late - device) + jnp.arange(2)])
+
+
+def in_turns(q, k, v, hop=1, behind=1, turns=TURNS, listed=lambda x: x, late=7, rows=0, seen=True):
+    """Keys go round, and before that a loop finds what is seen of them on each turn."""
+    device = lax.axis_index("a")
+    q, k, v = (part(x, device) for x in (q, k, v))
+    here = rows_of(device)
+    send = lambda x: lax.ppermute(x, "a", [(i, (i + hop) % MORE) for i in range(MORE)])
+
+    def mask_of(turn):
+        there = rows_of((device - behind * turn) % MORE, late)
+        return there[None] <= here[:, None] + rows
+
+    added = lambda mask, k, v: jnp.where(mask if seen else ~mask, jnp.exp(q @ k.T), 0) @ v
+
+    def turned(carry, mask):
+        k, v, found = carry
+        k, v = send(k), send(v)
+        return (k, v, found + added(mask, k, v)), None
+
+    masks = lax.scan(lambda carry, turn: (carry, mask_of(turn)), 0, turns)[1]
+    first = (k, v, added(mask_of(0), k, v))
+    return lax.scan(turned, first, listed(masks))[0][2]
+
+
+def over_more(**how):
+    fn = lambda q, k, v: lax.psum(in_turns(q, k, v, **how).sum(0), "a")
+    return mapped(fn, (P(),) * 3, P(), {"a": MORE})
 
 
 ADDED = lambda fn: lambda q, k, v: fn(q, k, v).sum(0)
@@ -83,6 +126,9 @@ RIGHT = {
         ring(lambda q, k, v: lax.pmax((zigzag(q) * zigzag(k)).max(0), "a")),
     ),
     "keys that go round": (ADDED(one), added(attention)),
+    "keys that go round more devices": (ADDED(one), over_more()),
+    "the other way": (ADDED(one), over_more(hop=-1, behind=-1)),
+    "by steps of three": (ADDED(one), over_more(hop=3, behind=3)),
 }
 WRONG = {
     "rows in two orders": (SINES, added(lambda q, k, v: jnp.sin(zigzag(q)) * k)),
@@ -113,6 +159,22 @@ WRONG = {
     "one turn too many": (ADDED(one), added(lambda *x: attention(*x, turns=3))),
     "places of other keys": (ADDED(one), added(lambda *x: attention(*x, other=lambda d: d))),
     "places of the other half": (ADDED(one), added(lambda *x: attention(*x, late=2))),
+    **{
+        f"of more devices, {name}": (ADDED(one), over_more(**how))
+        for name, how in {
+            "a hop in the wrong direction": {"hop": -1},
+            "hops by two": {"hop": 2, "behind": 2},
+            "one hop short": {"turns": TURNS[:-1]},
+            "one hop too many": {"turns": jnp.arange(1, MORE + 1)},
+            "turns from another one on": {"turns": TURNS - 1},
+            "masks of other turns": {"listed": lambda x: x[::-1]},
+            "masks of the turns before": {"listed": lambda x: jnp.roll(x, 1, 0)},
+            "masks of queries for keys": {"listed": lambda x: x.transpose(0, 2, 1)},
+            "places of the other half": {"late": 6},
+            "a mask shifted by one": {"rows": 1},
+            "what is not seen": {"seen": False},
+        }.items()
+    },
     "squares of what a device has": (
         lambda q, k, v: q.sum(0) ** 2,
         ring(lambda q, k, v: lax.psum(zigzag(q).sum(0) ** 2, "a")),
@@ -122,7 +184,7 @@ WRONG = {
         added(lambda q, k, v: (zigzag(q) * zigzag(k)).astype(int).astype(float)),
     ),
     "a round for each row": (
-        ADDED(lambda q, k, v: q * jnp.arange(8.0)[:, None]),
+        ADDED(lambda q, k, v: q * jnp.arange(16.0)[:, None]),
         added(lambda q, k, v: lax.scan(lambda i, x: (i + 1, x * i), 0.0 * q[0, 0], zigzag(q))[1]),
     ),
 }
@@ -130,7 +192,7 @@ WRONG = {
 
 def computes_the_same(one, many):
     random = np.random.default_rng(0)
-    args = [jnp.asarray(random.normal(size=(8, 4)), jnp.float32) for _ in range(3)]
+    args = [jnp.asarray(random.normal(size=(16, 4)), jnp.float32) for _ in range(3)]
     (expected,), (found,) = (computed(jax.make_jaxpr(fn)(*args), args) for fn in (one, many))
     return expected.shape == found.shape and np.allclose(expected, found, rtol=1e-4, atol=1e-4)
 
@@ -213,10 +275,10 @@ def in_zigzag(count):
     return md.Layout(rules, ["d_model -> data, context"], mesh={"data": 2, "context": count})
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_step_whose_rows_lie_in_zigzag_order_is_proved(dtype):
-    sizes = "model.length=16", "model.layers=1"
-    assert proof_of_step(in_zigzag(2), *sizes, f"precision.compute={dtype}").proved
+@pytest.mark.parametrize(("count", "dtype"), [(2, "float32"), (4, "bfloat16")])
+def test_a_step_whose_rows_lie_in_zigzag_order_is_proved(count, dtype):
+    sizes = f"model.length={8 * count}", "model.layers=1"
+    assert proof_of_step(in_zigzag(count), *sizes, f"precision.compute={dtype}").proved
 
 
 def test_rows_over_more_devices_in_zigzag_order_are_those_of_one():
@@ -227,8 +289,21 @@ def test_rows_over_more_devices_in_zigzag_order_are_those_of_one():
     assert md.verify(lambda x: md.sum(md.relu(x)), x, layout=layout).proved
 
 
+FAMILIES = {
+    "grouped heads": ("model.kv_heads=2",),
+    "gemma2": ("model.style=gemma2",),
+    "gemma3": ("model.style=gemma3",),
+    "olmo2": ("model.style=olmo2",),
+    "phi3": ("model.style=phi3",),
+    "qwen2": ("model.style=qwen2",),
+    "qwen3": ("model.style=qwen3",),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.xfail(reason="keys that go round more than two devices in zigzag order", strict=True)
-@pytest.mark.parametrize("settings", [(), ("model.window=4",)])
-def test_a_step_over_more_devices_in_zigzag_order_is_proved(settings):
-    assert proof_of_step(in_zigzag(4), "model.length=32", *settings).proved
+@pytest.mark.parametrize("settings", FAMILIES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_step_in_zigzag_order_is_proved_whatever_the_model(settings, dtype, count):
+    compute = f"precision.compute={dtype}", f"model.length={8 * count}"
+    assert proof_of_step(in_zigzag(count), *compute, *FAMILIES[settings]).proved

@@ -7,7 +7,7 @@ there once (`labels.Minor`). Only numbers that are known for each place say whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -200,6 +200,28 @@ def _counted(terms: Terms, value: Value, dim: int, pieces: int) -> Value:
     return Value(terms.iota(total * size), ((part, run[0]),), value.dims)
 
 
+class OfEachRound(NotProved):
+    """Numbers that say where rows are depend on the round of a loop, which may be looked at alone.
+
+    Attributes:
+      labels: of the rounds.
+    """
+
+    def __init__(self, labels: Collection[Label]):
+        super().__init__("in each round of a loop rows lie in another order")
+        self.labels = frozenset(labels)
+
+
+def _check_rounds(terms: Terms, values: Sequence[Value]) -> None:
+    """Raise `OfEachRound` if it is known what values count, in each round and on each device."""
+    labels = {label for value in values for label in value.labels}
+    places = {label: i for i, label in enumerate({axis_of(label) or label for label in labels})}
+    rounds, axes = labels & terms.rounds, {*map(axis_of, labels)} - {""}
+    known = (numbers_of(value, places, len(places)) for value in values)
+    if rounds and len(axes) == 1 and all(numbers is not None for numbers in known):
+        raise OfEachRound(rounds)
+
+
 def put_together(terms: Terms, values: Sequence[Value], dim: int, *, counts: bool) -> Value | None:
     """Pieces one after the other along a local dim, as the whole in another order.
 
@@ -220,6 +242,8 @@ def put_together(terms: Terms, values: Sequence[Value], dim: int, *, counts: boo
         found = _tables(values, axis)
         if found is not None and (one := _in_order(*found, dim)) is not None:
             return one
+    if counts:
+        _check_rounds(terms, values)
     return None
 
 
