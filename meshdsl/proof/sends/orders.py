@@ -215,7 +215,8 @@ class OfEachRound(NotProved):
 def _check_rounds(terms: Terms, values: Sequence[Value]) -> None:
     """Raise `OfEachRound` if it is known what values count, in each round and on each device."""
     labels = {label for value in values for label in value.labels}
-    places = {label: i for i, label in enumerate({axis_of(label) or label for label in labels})}
+    each = enumerate({axis_of(label) or label for label in labels})
+    places: dict[Label | None, int] = {label: i for i, label in each}
     rounds, axes = labels & terms.rounds, {*map(axis_of, labels)} - {""}
     known = (numbers_of(value, places, len(places)) for value in values)
     if rounds and len(axes) == 1 and all(numbers is not None for numbers in known):

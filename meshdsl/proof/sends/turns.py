@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshdsl.proof.indexing import indexed
-from meshdsl.proof.labels import Part, fresh, labelled
+from meshdsl.proof.labels import Part, Parts, fresh, labelled
 from meshdsl.proof.lemmas import Walk
 from meshdsl.proof.terms import NotProved, Terms
 from meshdsl.proof.values import Value, relabelled, unchanging
@@ -81,15 +81,15 @@ def in_list(terms: Terms, x: Value) -> list[Value] | None:
     like, values = terms.lists.get(x.term, (None, ()))
     if like is None or any(len(dim) != 1 for dim in x.parts):
         return None
-    names = {old.label: new.label for (old,), (new,) in zip(like.parts, x.parts, strict=True)}
+    names = dict(zip(like.labels, x.labels, strict=True))
     if any(old != new and not isinstance(old, int) for old, new in names.items()):
         return None
-    dims = {(Part(p.size, names[p.label]),): d for d, dim in enumerate(like.dims) for p in dim}
+    local = {p.label: d for d, dim in enumerate(like.dims) for p in dim if p.label is not None}
+    dims: dict[Parts, int] = {(Part(like.labels[p], names[p]),): d for p, d in local.items()}
     place = [dims.get(dim) for dim in x.dims]
     whole = all(dim == () or d is not None for dim, d in zip(x.dims, place, strict=True))
     if not whole or place[0] != 0 or not set(dims.values()) <= set(place):
         return None
-    local = {p.label for dim in like.dims for p in dim}
     outer = {old: new for old, new in names.items() if old not in local and old != new}
     found = []
     for value in values:
