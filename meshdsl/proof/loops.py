@@ -14,10 +14,12 @@ from meshdsl.program.jaxpr import scan_counts
 from meshdsl.proof.elements import together
 from meshdsl.proof.forms.branches import by_case, times_exp
 from meshdsl.proof.forms.ends import CARRIED, Ends, ends_of, narrowed, widened
+from meshdsl.proof.forms.orders import of_places
 from meshdsl.proof.forms.rounds import at_variables, is_chosen
 from meshdsl.proof.forms.signs import bounds
 from meshdsl.proof.forms.sums import inwards, is_zero, linear, summed_over, total
 from meshdsl.proof.labels import (
+    Label,
     Major,
     Minor,
     Part,
@@ -57,6 +59,17 @@ class Loop(NamedTuple):
     rounds: Parts
     reverse: bool
 
+    @property
+    def of_terms(self) -> Parts:
+        """The rounds as parts of a term, where those in another order are of a device too."""
+        majors = {p: Part(len(m.table), Major(m)) for p, m in self.minors.items()}
+        return tuple(q for p in self.rounds for q in ((majors[p], p) if p in majors else (p,)))
+
+    @property
+    def minors(self) -> dict[Part, Minor]:
+        """Those of its parts that lie in another order."""
+        return {part: part.label for part in self.rounds if isinstance(part.label, Minor)}
+
 
 class Carried:
     """What a loop carries from round to round.
@@ -80,7 +93,7 @@ class Carried:
     def _variables(self) -> list[Value]:
         found: list[Value] = []
         seen: dict[Hashable, int] = {}
-        rounds = self._loop.rounds
+        rounds = self._loop.of_terms
         for i, like in enumerate(self._like):
             if i in self._known:
                 found.append(self._known[i])
@@ -176,8 +189,18 @@ class Carried:
 
     def _form(self, i: int, after: Value) -> Value:
         """A value with the dims of a variable, and the parts that it needs."""
-        over = [label for label in labelled(self._loop.rounds) if label in after.labels]
+        after, over = self._in_rounds(after)
         return combined(self._terms, "join", (), [self._start(i), after], over=over)
+
+    def _in_rounds(self, value: Value) -> tuple[Value, set[Label]]:
+        """A value in the order of rounds, and the labels of its parts that say which round it is.
+
+        Where rounds lie in another order, that is what the round is of a device.
+        """
+        own = [label for label in labelled(self._loop.rounds) if label in value.labels]
+        found, _ = of_places(self._terms, value, own)
+        new = {label for label in found.labels if label not in value.labels}
+        return found, {label for label in own if label in found.labels} | new
 
     def _without_variable(self, i: int, before: Value, after: Value) -> Value | None:
         if i in self._never:
@@ -186,7 +209,7 @@ class Carried:
             return self._first[i]
         step = self._step(i, before, after)
         rounds = self._loop.rounds
-        if step is None or self._loop.reverse or not rounds:
+        if step is None or self._loop.reverse or not rounds or self._loop.minors:
             return None
         self._steps[i] = step
         count = Value(self._terms.iota(size_of(rounds)), (rounds,), ())
@@ -228,8 +251,12 @@ class Carried:
         return names | {self._unknown: -1}
 
     def _definition(self, i: int) -> Value:
-        values = [self._before[i], self._start(i), self._after[i]]
-        rounds = self._loop.rounds
+        (before, _), (after, _) = map(self._in_rounds, (self._before[i], self._after[i]))
+        values = [before, self._start(i), after]
+        minors = self._loop.minors
+        rounds = tuple(
+            Part(p.size, minors[p].number) if p in minors else p for p in self._loop.rounds
+        )
         params = self._loop.reverse, size_of(rounds)
         along = [[rounds], [], [rounds]]
         return combined(self._terms, "carried", params, values, along=along)
@@ -355,8 +382,8 @@ def looped(walk: Walk, eqn, values: Sequence[Value], around: Parts = ()) -> list
         return by_round()
     lists = aligned(lists, [[0] * len(lists)]) if lists else []
     parts = joined(x.dims[0] for x in lists) or (Part(p["length"], None),)
-    if any(isinstance(part.label, Minor) for part in parts):
-        raise NotProved("the rounds of a loop lie in another order")
+    if around and any(isinstance(part.label, Minor) for part in parts):
+        raise NotProved("the rounds of a loop within another one over devices lie in another order")
     own = tuple(p if p.label is not None else Part(p.size, fresh()) for p in parts if p.size > 1)
     each = [x.at(x.dims[1:]) for x in lists]
     carried = Carried(walk, Loop(walk.depth + 1, (*around, *own), bool(p["reverse"])), first)
