@@ -68,50 +68,9 @@ def table(k, place=lambda device: device):
     return jnp.concatenate([lax.dynamic_slice_in_dim(k, 4 * i, 4) for i in (at, 3 - at)])
 
 
-MORE = 4  # devices round which keys go in a loop
-TURNS = jnp.arange(1, MORE)
-
-
-def part(x, device):
-    """The first and the last pieces of what is whole on each device, as one of four has them."""
-    size = len(x) // (2 * MORE)
-    pieces = device, 2 * MORE - 1 - device
-    return jnp.concatenate([lax.dynamic_slice_in_dim(x, i * size, size) for i in pieces])
-
-
-def rows_of(device, late=2 * MORE - 1):
-    return jnp.concatenate([2 * device + jnp.arange(2), 2 * (late - device) + jnp.arange(2)])
-
-
-def in_turns(q, k, v, hop=1, behind=1, turns=TURNS, listed=lambda x: x, late=7, rows=0, seen=True):
-    """Keys go round, and before that a loop finds what is seen of them on each turn."""
-    device = lax.axis_index("a")
-    q, k, v = (part(x, device) for x in (q, k, v))
-    here = rows_of(device)
-    send = lambda x: lax.ppermute(x, "a", [(i, (i + hop) % MORE) for i in range(MORE)])
-
-    def mask_of(turn):
-        there = rows_of((device - behind * turn) % MORE, late)
-        return there[None] <= here[:, None] + rows
-
-    added = lambda mask, k, v: jnp.where(mask if seen else ~mask, jnp.exp(q @ k.T), 0) @ v
-
-    def turned(carry, mask):
-        k, v, found = carry
-        k, v = send(k), send(v)
-        return (k, v, found + added(mask, k, v)), None
-
-    masks = lax.scan(lambda carry, turn: (carry, mask_of(turn)), 0, turns)[1]
-    first = (k, v, added(mask_of(0), k, v))
-    return lax.scan(turned, first, listed(masks))[0][2]
-
-
-def over_more(**how):
-    fn = lambda q, k, v: lax.psum(in_turns(q, k, v, **how).sum(0), "a")
-    return mapped(fn, (P(),) * 3, P(), {"a": MORE})
-
-
 ADDED = lambda fn: lambda q, k, v: fn(q, k, v).sum(0)
+
+
 SINES = ADDED(lambda q, k, v: jnp.sin(q) * k)
 FEW = lambda x: x.astype(jnp.bfloat16)
 MANY = lambda x: x.astype(jnp.float32)
@@ -126,9 +85,6 @@ RIGHT = {
         ring(lambda q, k, v: lax.pmax((zigzag(q) * zigzag(k)).max(0), "a")),
     ),
     "keys that go round": (ADDED(one), added(attention)),
-    "keys that go round more devices": (ADDED(one), over_more()),
-    "the other way": (ADDED(one), over_more(hop=-1, behind=-1)),
-    "by steps of three": (ADDED(one), over_more(hop=3, behind=3)),
 }
 WRONG = {
     "rows in two orders": (SINES, added(lambda q, k, v: jnp.sin(zigzag(q)) * k)),
@@ -159,22 +115,6 @@ WRONG = {
     "one turn too many": (ADDED(one), added(lambda *x: attention(*x, turns=3))),
     "places of other keys": (ADDED(one), added(lambda *x: attention(*x, other=lambda d: d))),
     "places of the other half": (ADDED(one), added(lambda *x: attention(*x, late=2))),
-    **{
-        f"of more devices, {name}": (ADDED(one), over_more(**how))
-        for name, how in {
-            "a hop in the wrong direction": {"hop": -1},
-            "hops by two": {"hop": 2, "behind": 2},
-            "one hop short": {"turns": TURNS[:-1]},
-            "one hop too many": {"turns": jnp.arange(1, MORE + 1)},
-            "turns from another one on": {"turns": TURNS - 1},
-            "masks of other turns": {"listed": lambda x: x[::-1]},
-            "masks of the turns before": {"listed": lambda x: jnp.roll(x, 1, 0)},
-            "masks of queries for keys": {"listed": lambda x: x.transpose(0, 2, 1)},
-            "places of the other half": {"late": 6},
-            "a mask shifted by one": {"rows": 1},
-            "what is not seen": {"seen": False},
-        }.items()
-    },
     "squares of what a device has": (
         lambda q, k, v: q.sum(0) ** 2,
         ring(lambda q, k, v: lax.psum(zigzag(q).sum(0) ** 2, "a")),
