@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from tests.proof.common import computed
+from tests.proof.common import computed, in_zigzag
 from tests.proof.common import proof as proof_of_step
 from tests.proof.test_programs import mapped, proof
 
@@ -204,21 +204,10 @@ def test_what_some_devices_do_not_get_is_not_taken_for_rows(how):
     assert same_over_four(**how) == (False, False)
 
 
-def in_zigzag(count):
-    order = {"order": "zigzag"}
-    rules = [
-        "batch -> data",
-        {"rule": "length -> context", **order},
-        {"rule": "queries? -> context", **order},
-        {"rule": "memory? -> context", **order, "move": "ring"},
-    ]
-    return md.Layout(rules, ["d_model -> data, context"], mesh={"data": 2, "context": count})
-
-
 @pytest.mark.parametrize(("count", "dtype"), [(2, "float32"), (4, "bfloat16")])
 def test_a_step_whose_rows_lie_in_zigzag_order_is_proved(count, dtype):
     sizes = f"model.length={8 * count}", "model.layers=1"
-    assert proof_of_step(in_zigzag(count), *sizes, f"precision.compute={dtype}").proved
+    assert proof_of_step(in_zigzag(2, count), *sizes, f"precision.compute={dtype}").proved
 
 
 def test_rows_over_more_devices_in_zigzag_order_are_those_of_one():
@@ -246,4 +235,4 @@ FAMILIES = {
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_step_in_zigzag_order_is_proved_whatever_the_model(settings, dtype, count):
     compute = f"precision.compute={dtype}", f"model.length={8 * count}"
-    assert proof_of_step(in_zigzag(count), *compute, *FAMILIES[settings]).proved
+    assert proof_of_step(in_zigzag(2, count), *compute, *FAMILIES[settings]).proved

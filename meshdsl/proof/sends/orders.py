@@ -184,12 +184,12 @@ def of_place(x: Value, dim: int, start: Value, size: int) -> Value | None:
 def _counted(terms: Terms, value: Value, dim: int, pieces: int) -> Value:
     """What counts the rows of a piece, as that piece of all numbers."""
     run = value.dims[dim]
+    (size, row), *more = run or (Part(1, None),)
     axes = [label for label in value.labels if axis_of(label)]
     axis = axis_of(axes[0]) if axes else ""
-    if len(run) != 1 or not isinstance(run[0].label, int) or {*map(axis_of, axes)} != {axis}:
+    if more or isinstance(row, Minor) or {*map(axis_of, axes)} != {axis}:
         return value
-    size, label = run[0]
-    found = numbers_of(value, {axis: 0, label: 1}, 2) if axis else None
+    found = numbers_of(value, {axis: 0, row: 1}, 2) if axis else None
     if found is None or found.shape[1] != size:
         return value
     first, total = found[:, :1], pieces * len(found)
@@ -197,7 +197,7 @@ def _counted(terms: Terms, value: Value, dim: int, pieces: int) -> Value:
     if not right or first.min() < 0 or first.max() >= total * size:
         return value
     part = Part(total, moved_label(axis, (first // size).ravel().tolist(), total))
-    return Value(terms.iota(total * size), ((part, run[0]),), value.dims)
+    return Value(terms.iota(total * size), ((part, *run),), value.dims)
 
 
 class OfEachRound(NotProved):
