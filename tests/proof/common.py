@@ -26,6 +26,8 @@ TINY = (
 _BOTH = {"data": 2, "model": 2}
 _FSDP = ["d_model -> data"]
 _TENSOR = ["batch -> data", "heads?, kv_heads?, d_ff, vocab -> model"]
+
+
 def in_zigzag(data: int, context: int) -> md.Layout:
     """Rows in zigzag order, whose keys and values go round a ring."""
     order = {"order": "zigzag"}

@@ -162,6 +162,52 @@ def test_a_table_of_rows_in_another_order_is_that_of_all_rows():
     assert not proof(lambda q, k: (q * k).sum(0), fn, Q, K).proved
 
 
+def learned(table, x, at=lambda place: place, put=lambda place: place):
+    """Rows of a table by their places, and its gradient, where a device has some of the rows."""
+    place = places(lax.axis_index("a"))
+    rows = jnp.take(table, at(place), axis=0, mode="clip")
+    made = jnp.zeros_like(table).at[put(place)].add(zigzag(x), mode="clip")
+    return lax.psum((rows * zigzag(x)).sum(0), "a"), lax.psum(made, "a")
+
+
+def of_table(**how):
+    return mapped(lambda q, k: learned(q, k, **how), (P(), P("a")), (P(), P()), N)
+
+
+OTHERS = {
+    "gets the next row": {"at": lambda place: (place + 1) % 16},
+    "gets rows of the other device": {"at": lambda place: places(1 - lax.axis_index("a"))},
+    "gets the first row for each": {"at": lambda place: 0 * place},
+    "adds to the next row": {"put": lambda place: (place + 1) % 16},
+    "adds to rows in their order here": {
+        "put": lambda place: 8 * lax.axis_index("a") + jnp.arange(8),
+    },
+    "adds to one half twice": {"put": lambda place: places(lax.axis_index("a"), 1)},
+}
+
+
+def results_of_table(**how):
+    one = lambda q, k: ((q * k).sum(0), k)
+    args = [jnp.asarray(np.random.default_rng(i).normal(size=(16, 4)), jnp.float32) for i in (0, 1)]
+    expected, found = (computed(jax.make_jaxpr(fn)(*args), args) for fn in (one, of_table(**how)))
+    doubt = proof(one, of_table(**how), *args).doubt
+    unsure = () if doubt is None else doubt.results
+    equal = [bool(np.allclose(a, b, atol=1e-4)) for a, b in zip(expected, found, strict=True)]
+    return [f"result {i}" not in unsure for i in (0, 1)], equal
+
+
+def test_a_table_of_places_gets_the_gradient_of_each_row():
+    assert results_of_table() == ([True, True], [True, True])
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_rows_of_a_table_are_not_taken_for_those(name):
+    wrong = "put" in OTHERS[name]
+    proved, equal = results_of_table(**OTHERS[name])
+    assert proved[wrong] is equal[wrong] is False
+    assert equal[not wrong]
+
+
 def some_of(x, some=((0, 1), (1, 0)), chosen=(False, False, True, True), start=(1, 0, 1, 0)):
     """Rows that the first two of four devices exchange; what the others have stays."""
     me = lax.axis_index("a")
@@ -220,8 +266,11 @@ def test_rows_over_more_devices_in_zigzag_order_are_those_of_one():
 
 FAMILIES = {
     "grouped heads": ("model.kv_heads=2",),
-    "gemma2": ("model.style=gemma2",),
-    "gemma3": ("model.style=gemma3",),
+    "gemma2": ("model.style=gemma2", "model.window=4"),
+    "gemma3": ("model.style=gemma3", "model.window=4"),
+    "gpt2": ("model.style=gpt2",),
+    "in blocks": ("model.length=4096", "model.layers=1"),
+    "windows": ("model.window=4",),
     "olmo2": ("model.style=olmo2",),
     "phi3": ("model.style=phi3",),
     "qwen2": ("model.style=qwen2",),
