@@ -1,4 +1,4 @@
-"""Lemmas of loops and branches.
+"""Lemmas of loops.
 
 The rounds of a loop are a dim like any other: what a round takes from a list is the list, and what
 all rounds make is what one makes. Only what a loop carries from round to round is more than that.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from meshdsl.program.jaxpr import scan_counts
 from meshdsl.proof.elements import together
-from meshdsl.proof.forms.branches import by_case, times_exp
+from meshdsl.proof.forms.branches import times_exp
 from meshdsl.proof.forms.ends import CARRIED, Ends, ends_of, narrowed, widened
 from meshdsl.proof.forms.orders import of_places
 from meshdsl.proof.forms.rounds import at_variables, is_chosen
@@ -30,9 +30,8 @@ from meshdsl.proof.labels import (
     nameless,
     size_of,
 )
-from meshdsl.proof.lemmas import Walk, lemma
+from meshdsl.proof.lemmas import Walk
 from meshdsl.proof.sends.orders import OfEachRound
-from meshdsl.proof.sends.rings import settled
 from meshdsl.proof.sends.turns import few, in_list, one_by_one
 from meshdsl.proof.terms import NotProved, Term, Terms
 from meshdsl.proof.values import Value, aligned, arguments_of, joined, made
@@ -420,37 +419,3 @@ def _of_all(terms: Terms, value: Value, labels, sizes) -> Value:
     if not y.term.free & binds:
         return y
     return made(terms, "all", (), [y], value.dims, beside=value.term.args[1:], binds=binds)
-
-
-@lemma("cond")
-def _cond(walk: Walk, eqn, which: Value, *args: Value) -> list[Value]:
-    walk.terms.branches += 1
-    try:
-        found = list(_of_branches(walk, eqn.params["branches"], which, args))
-    finally:
-        walk.terms.branches -= 1
-    return [settled(walk.terms, value) for value in found]
-
-
-def _of_branches(walk: Walk, branches, which: Value, args: Sequence[Value]) -> Iterator[Value]:
-    count = len(branches)
-    results = [
-        walk.run(branch, [_inside(arg, which, case, count) for arg in args])
-        for case, branch in enumerate(branches)
-    ]
-    for cases in zip(*results, strict=True):
-        if all(case.same_as(cases[0]) for case in cases):
-            yield cases[0]
-        else:
-            values, dims = together([which, *cases])
-            yield by_case(walk.terms, values[0], values[1:]).at(dims)
-
-
-def _inside(arg: Value, which: Value, case: int, count: int) -> Value:
-    """What an argument is in a branch, if it is that of the same branch of an earlier condition."""
-    if arg.term.op != "cond":
-        return arg
-    condition, *cases = arguments_of(arg)
-    alike = condition.term is which.term and condition.parts == which.parts
-    same = alike and len(cases) == count
-    return cases[case].at(arg.dims) if same else arg

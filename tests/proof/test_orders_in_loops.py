@@ -46,6 +46,14 @@ def in_turns(q, k, v, hop=1, behind=1, turns=TURNS, listed=lambda x: x, late=7, 
     return lax.scan(turned, first, listed(masks))[0][2]
 
 
+def differences(q):
+    """How a list that rounds have made is another one on each device."""
+    device = lax.axis_index("a")
+    places = lambda turn: rows_of((device - turn) % MORE) * q[0, 0]
+    made = lax.scan(lambda carry, turn: (carry, places(turn)), 0, TURNS)[1]
+    return MORE * made - lax.psum(made, "a")
+
+
 def over_more(**how):
     fn = lambda q, k, v: lax.psum(in_turns(q, k, v, **how).sum(0), "a")
     return mapped(fn, (P(),) * 3, P(), {"a": MORE})
@@ -123,6 +131,10 @@ RIGHT = {
     ),
 }
 WRONG = {
+    "a list is the same on all devices": (
+        lambda q, k, v: 0 * jnp.concatenate([q[:3]] * MORE),
+        mapped(lambda q, k, v: differences(q), (P(),) * 3, P("a"), {"a": MORE}),
+    ),
     **{
         f"of more devices, {name}": (ADDED(one), over_more(**how))
         for name, how in {

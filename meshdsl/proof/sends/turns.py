@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshdsl.proof.indexing import indexed
-from meshdsl.proof.labels import Part, Parts, fresh, labelled
+from meshdsl.proof.labels import Label, Minor, Part, Parts, fresh, labelled
 from meshdsl.proof.lemmas import Walk
 from meshdsl.proof.terms import NotProved, Terms
 from meshdsl.proof.values import Value, relabelled, unchanging
@@ -58,14 +58,21 @@ def listed(walk: Walk, values: Sequence[Value]) -> Value:
     """What rounds have made, along a new first dim.
 
     It may be another array on each device, and in each round of the loops that are around.
+
+    Raises:
+      NotProved: the rounds of one of these lie in another order.
     """
     first, count = values[0], len(values)
     if all(value.same_as(first) for value in values):
         return first.at([*unchanging([count]), *first.dims])
-    local = {label for value in values for label in labelled(p for dim in value.dims for p in dim)}
-    around = {label: n for value in values for label, n in value.labels.items()}
+    around: dict[Label, int] = {}
+    for value in values:
+        local = labelled(part for dim in value.dims for part in dim)
+        around |= {label: n for label, n in value.labels.items() if label not in local}
+    if any(isinstance(label, Minor) for label in around):
+        raise NotProved("a round that lies in another order makes a list")
     outer = [Part(n, axis) for axis, n in walk.sizes.items() if n > 1]
-    outer += [Part(n, a) for a, n in around.items() if isinstance(a, int) and a not in local]
+    outer += [Part(n, label) for label, n in around.items() if isinstance(label, int)]
     dims = [(Part(n, fresh()),) if n > 1 else () for n in (count, *first.shape)]
     parts = [*((part,) for part in outer), *filter(None, dims)]
     free = frozenset[Any]().union(*(value.term.free for value in values))
