@@ -1,4 +1,4 @@
-"""Lemmas of loops and branches.
+"""Lemmas of loops.
 
 The rounds of a loop are a dim like any other: what a round takes from a list is the list, and what
 all rounds make is what one makes. Only what a loop carries from round to round is more than that.
@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 from meshdsl.program.jaxpr import scan_counts
 from meshdsl.proof.elements import together
-from meshdsl.proof.forms.branches import by_case, times_exp
+from meshdsl.proof.forms.branches import times_exp
 from meshdsl.proof.forms.ends import CARRIED, Ends, ends_of, narrowed, widened
+from meshdsl.proof.forms.orders import of_places
 from meshdsl.proof.forms.rounds import at_variables, is_chosen
 from meshdsl.proof.forms.signs import bounds
 from meshdsl.proof.forms.sums import inwards, is_zero, linear, summed_over, total
-from meshdsl.proof.indexing import indexed
 from meshdsl.proof.labels import (
+    Label,
     Major,
     Minor,
     Part,
@@ -29,12 +30,12 @@ from meshdsl.proof.labels import (
     nameless,
     size_of,
 )
-from meshdsl.proof.lemmas import Walk, lemma
-from meshdsl.proof.sends.rings import settled
+from meshdsl.proof.lemmas import Walk
+from meshdsl.proof.sends.orders import OfEachRound
+from meshdsl.proof.sends.turns import few, in_list, one_by_one
 from meshdsl.proof.terms import NotProved, Term, Terms
 from meshdsl.proof.values import Value, aligned, arguments_of, joined, made
 
-_FEW = 64  # a loop has no more rounds if they are looked at one by one
 _TRIES = 16  # what a loop carries has the same parts before and after a round by then
 
 
@@ -56,6 +57,17 @@ class Loop(NamedTuple):
     depth: int
     rounds: Parts
     reverse: bool
+
+    @property
+    def of_terms(self) -> Parts:
+        """The rounds as parts of a term, where those in another order are of a device too."""
+        majors = {p: Part(len(m.table), Major(m)) for p, m in self.minors.items()}
+        return tuple(q for p in self.rounds for q in ((majors[p], p) if p in majors else (p,)))
+
+    @property
+    def minors(self) -> dict[Part, Minor]:
+        """Those of its parts that lie in another order."""
+        return {part: part.label for part in self.rounds if isinstance(part.label, Minor)}
 
 
 class Carried:
@@ -80,7 +92,7 @@ class Carried:
     def _variables(self) -> list[Value]:
         found: list[Value] = []
         seen: dict[Hashable, int] = {}
-        rounds = self._loop.rounds
+        rounds = self._loop.of_terms
         for i, like in enumerate(self._like):
             if i in self._known:
                 found.append(self._known[i])
@@ -176,8 +188,18 @@ class Carried:
 
     def _form(self, i: int, after: Value) -> Value:
         """A value with the dims of a variable, and the parts that it needs."""
-        over = [label for label in labelled(self._loop.rounds) if label in after.labels]
+        after, over = self._in_rounds(after)
         return combined(self._terms, "join", (), [self._start(i), after], over=over)
+
+    def _in_rounds(self, value: Value) -> tuple[Value, set[Label]]:
+        """A value in the order of rounds, and the labels of its parts that say which round it is.
+
+        Where rounds lie in another order, that is what the round is of a device.
+        """
+        own = [label for label in labelled(self._loop.rounds) if label in value.labels]
+        found, _ = of_places(self._terms, value, own)
+        new = {label for label in found.labels if label not in value.labels}
+        return found, {label for label in own if label in found.labels} | new
 
     def _without_variable(self, i: int, before: Value, after: Value) -> Value | None:
         if i in self._never:
@@ -186,7 +208,7 @@ class Carried:
             return self._first[i]
         step = self._step(i, before, after)
         rounds = self._loop.rounds
-        if step is None or self._loop.reverse or not rounds:
+        if step is None or self._loop.reverse or not rounds or self._loop.minors:
             return None
         self._steps[i] = step
         count = Value(self._terms.iota(size_of(rounds)), (rounds,), ())
@@ -228,8 +250,12 @@ class Carried:
         return names | {self._unknown: -1}
 
     def _definition(self, i: int) -> Value:
-        values = [self._before[i], self._start(i), self._after[i]]
-        rounds = self._loop.rounds
+        (before, _), (after, _) = map(self._in_rounds, (self._before[i], self._after[i]))
+        values = [before, self._start(i), after]
+        minors = self._loop.minors
+        rounds = tuple(
+            Part(p.size, minors[p].number) if p in minors else p for p in self._loop.rounds
+        )
         params = self._loop.reverse, size_of(rounds)
         along = [[rounds], [], [rounds]]
         return combined(self._terms, "carried", params, values, along=along)
@@ -350,45 +376,38 @@ def looped(walk: Walk, eqn, values: Sequence[Value], around: Parts = ()) -> list
     p = eqn.params
     consts, carries = scan_counts(p)
     first, lists = values[consts : consts + carries], values[consts + carries :]
-    given = [*lists]
-    walk.depth += 1
+    by_round = lambda: one_by_one(walk, p, values[:consts], first, values[consts + carries :])
+    if any(x.dims[0] and in_list(walk.terms, x) is not None for x in lists):
+        return by_round()
     lists = aligned(lists, [[0] * len(lists)]) if lists else []
     parts = joined(x.dims[0] for x in lists) or (Part(p["length"], None),)
-    if any(isinstance(part.label, Minor) for part in parts):
-        raise NotProved("the rounds of a loop lie in another order")
+    if around and any(isinstance(part.label, Minor) for part in parts):
+        raise NotProved("the rounds of a loop within another one over devices lie in another order")
     own = tuple(p if p.label is not None else Part(p.size, fresh()) for p in parts if p.size > 1)
     each = [x.at(x.dims[1:]) for x in lists]
-    carried = Carried(walk, Loop(walk.depth, (*around, *own), bool(p["reverse"])), first)
+    carried = Carried(walk, Loop(walk.depth + 1, (*around, *own), bool(p["reverse"])), first)
 
     def body(variables: list[Value]) -> tuple[list[Value], list[Value]]:
         found = walk.run(p["jaxpr"], [*values[:consts], *variables, *each])
         return found[:carries], found[carries:]
 
-    others = carried.solve(body)
-    walk.depth -= 1
+    rounds = walk.terms.rounds
+    alone = labelled(own).keys() if few(p["length"]) and not around else set()
+    walk.depth, walk.terms.rounds = walk.depth + 1, rounds | alone
+    try:
+        others = carried.solve(body)
+    except OfEachRound as error:
+        if not alone & error.labels:
+            raise
+        others = None
+    finally:
+        walk.depth, walk.terms.rounds = walk.depth - 1, rounds
     if others is None and around:
         raise NotProved("parts are sent on in a loop within another one over devices")
     if others is None:
-        return _one_by_one(walk, p, values[:consts], first, given)
+        return by_round()
     made = map(carried.of_all_rounds, others)
     return [*carried.last(), *(y.at([own, *y.dims[1:]]) for y in made)]
-
-
-def _one_by_one(walk: Walk, p, consts, carried: Sequence[Value], lists) -> list[Value]:
-    """What a loop carries in the end, found round by round.
-
-    Raises:
-      NotProved: there are many rounds, or each makes something beside what it carries.
-    """
-    order, count = range(p["length"]), len(carried)
-    if len(order) > _FEW:
-        raise NotProved(f"parts are sent on in each of {len(order)} rounds")
-    for i in reversed(order) if p["reverse"] else order:
-        each = [indexed(walk, x, i) for x in lists]
-        carried = walk.run(p["jaxpr"], [*consts, *carried, *each])
-        if len(carried) > count:
-            raise NotProved("there is no lemma for what rounds make in which parts are sent on")
-    return list(carried)
 
 
 @inwards("all")
@@ -400,37 +419,3 @@ def _of_all(terms: Terms, value: Value, labels, sizes) -> Value:
     if not y.term.free & binds:
         return y
     return made(terms, "all", (), [y], value.dims, beside=value.term.args[1:], binds=binds)
-
-
-@lemma("cond")
-def _cond(walk: Walk, eqn, which: Value, *args: Value) -> list[Value]:
-    walk.terms.branches += 1
-    try:
-        found = list(_of_branches(walk, eqn.params["branches"], which, args))
-    finally:
-        walk.terms.branches -= 1
-    return [settled(walk.terms, value) for value in found]
-
-
-def _of_branches(walk: Walk, branches, which: Value, args: Sequence[Value]) -> Iterator[Value]:
-    count = len(branches)
-    results = [
-        walk.run(branch, [_inside(arg, which, case, count) for arg in args])
-        for case, branch in enumerate(branches)
-    ]
-    for cases in zip(*results, strict=True):
-        if all(case.same_as(cases[0]) for case in cases):
-            yield cases[0]
-        else:
-            values, dims = together([which, *cases])
-            yield by_case(walk.terms, values[0], values[1:]).at(dims)
-
-
-def _inside(arg: Value, which: Value, case: int, count: int) -> Value:
-    """What an argument is in a branch, if it is that of the same branch of an earlier condition."""
-    if arg.term.op != "cond":
-        return arg
-    condition, *cases = arguments_of(arg)
-    alike = condition.term is which.term and condition.parts == which.parts
-    same = alike and len(cases) == count
-    return cases[case].at(arg.dims) if same else arg

@@ -125,6 +125,8 @@ class Terms:
       memo: what `padding` has found out about terms.
       place: the equation that terms are made for at present.
       branches: how many conditions are around that equation.
+      rounds: the labels of the rounds of loops around it that may be gone through one by one.
+      lists: what such rounds have made, by the term that stands for all of it; see `turns`.
     """
 
     def __init__(self):
@@ -133,6 +135,8 @@ class Terms:
         self.memo: dict[Hashable, Any] = {}
         self.place: Place | None = None
         self.branches = 0
+        self.rounds: frozenset[Hashable] = frozenset()
+        self.lists: dict[Term, tuple[Any, tuple[Any, ...]]] = {}
 
     def __len__(self) -> int:
         return len(self._all)

@@ -16,7 +16,7 @@ from meshdsl.proof.forms.products import Product, factors, name_of, product
 from meshdsl.proof.forms.signs import is_among
 from meshdsl.proof.forms.sums import Pairs, linear, summands
 from meshdsl.proof.labels import Label, labelled
-from meshdsl.proof.terms import Terms
+from meshdsl.proof.terms import Term, Terms
 from meshdsl.proof.values import Value, alike, arguments_of, lacking, made, unchanging
 
 _ORDERS = {"le": ("le", 0, 1), "lt": ("lt", 0, 1), "ge": ("le", 1, 0), "gt": ("lt", 1, 0)}
@@ -89,7 +89,7 @@ def _without(terms: Terms, value: Value, condition: Value) -> Value:
     order, least, largest = _ordered(condition)
     low, high = _of_all(least, "min", "max"), _of_all(largest, "max", "min")
     dtypes = condition.term.params[:-2]
-    counts = all(one.value.term.op in ("const", "iota") for one in (*low, *high))
+    counts = all(_is_counted(one.value.term) for one in (*low, *high))
     if dtypes and len(low) + len(high) > 2 and not counts:  # they may wrap around
         return value
 
@@ -104,6 +104,11 @@ def _without(terms: Terms, value: Value, condition: Value) -> Value:
         return false if any(_are_among(each, low) for each in either) else None
 
     return replaced(terms, value, lambda term: term.op in _ORDERS, replace)
+
+
+def _is_counted(term: Term) -> bool:
+    """Whether numbers count elements, in whatever order."""
+    return term.op in ("const", "iota") or (term.op == "ordered" and _is_counted(term.args[0]))
 
 
 def _ordered(value: Value) -> tuple[str, Value, Value]:
