@@ -12,17 +12,14 @@ group.
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from meshdsl.parsing import parse_json
+from meshdsl.parsing import parse_json, write_json
 
 _LATE, _GONE = 1.5, 20.0  # seconds without a sign of life; a host that is late is knocked at
 _KNOCK = 1.0  # seconds that a host has to answer
@@ -134,10 +131,3 @@ def answers(address: str) -> bool:
     ):
         return bool(connection.recv(1))  # its keeper speaks first
     return False
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a file that whoever reads it sees as it was, or as it is then."""
-    part = path.with_suffix(f".part{os.getpid()}")
-    part.write_text(json.dumps(value), encoding="utf-8")
-    part.replace(path)

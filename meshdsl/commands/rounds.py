@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshdsl.commands.members import Member, Members, answers, write_json
+from meshdsl.commands.members import Member, Members, answers
 from meshdsl.commands.processes import free_port
-from meshdsl.parsing import parse_json
+from meshdsl.parsing import parse_json, write_json
 
 _FIRST, _SETTLED = 5.0, 1.0  # seconds without a new host or a lost one before a round begins
 _STARTING = 5.0  # seconds in which all hosts of a round have started their processes

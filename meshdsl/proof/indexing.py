@@ -225,7 +225,7 @@ def _ordered_rows(walk: Walk, eqn, x: Value, at: Value) -> Value | None:
         return None
     if numbers.offset_dims != tuple(range(rank, rank + len(sizes) - 1)):
         return None
-    found = lookups.each_row(apart(x), at.at(at.dims[:-1]))
+    found = lookups.all_rows(apart(x), at.at(at.dims[:-1]))
     if found is not None:
         return found
 

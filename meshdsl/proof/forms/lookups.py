@@ -178,7 +178,7 @@ def in_place_of(value: Value, old: Parts, new: Parts) -> Value | None:
     return None
 
 
-def each_row(table: Value, at: Value) -> Value | None:
+def all_rows(table: Value, at: Value) -> Value | None:
     """The rows of a table at their numbers, if these are all numbers, each of which is there once.
 
     Args:

@@ -30,7 +30,7 @@ import numpy as np
 from meshdsl import hosts
 from meshdsl.errors import MeshDSLError, system_errors_say
 from meshdsl.figures import byte_words
-from meshdsl.parsing import parse_json
+from meshdsl.parsing import parse_json, write_json
 from meshdsl.train.checkpoints import manifest
 from meshdsl.train.checkpoints.digest import digests
 from meshdsl.train.checkpoints.keeper import KEEPER, Label, Shared, reach
@@ -198,11 +198,8 @@ class Copies:
         self._starts += 1
         self._before = copy.label if copy else None
         if hosts.first():
-            text = json.dumps({"course": self._course, "from": self._before})
             with system_errors_say(str(self._record)):
-                part = self._record.with_suffix(".part")
-                part.write_text(text, encoding="utf-8")
-                part.replace(self._record)
+                write_json(self._record, {"course": self._course, "from": self._before})
 
     def close(self) -> None:
         """Wait until everything is sent."""

@@ -122,10 +122,6 @@ class Keeper:
             return self._states[label][process].blocks[name, cell]
 
 
-class _Serving(BaseManager):
-    pass
-
-
 class _Reaching(BaseManager):
     pass
 
@@ -139,7 +135,7 @@ def serve(keeper: Keeper) -> tuple[int, str]:
     Returns: the port, and the secret.
     """
     secret = secrets.token_hex(16)
-    serving = type("Serving", (_Serving,), {})
+    serving = type("Serving", (BaseManager,), {})  # each has its own table
     serving.register("keeper", callable=lambda: keeper, exposed=_METHODS)
     server = serving(("", 0), secret.encode()).get_server()
     thread = threading.Thread(target=server.serve_forever, name="meshdsl keeper", daemon=True)
