@@ -35,6 +35,8 @@ from statistics import median
 
 import numpy as np
 
+from meshdsl.train.folder import RunFolder
+from meshdsl.train.watch.events import read_events
 from tests.train.common import losses, train
 from tests.train.ids import numbered
 from tests.train.test_elastic_runs import IDS, IDS_DATA, IN_MEMORY, SETTINGS, Fleet
@@ -44,10 +46,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=30, help="how many losses and returns")
     parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--pause", type=float, default=2.0, help="at most, between two, seconds")
     parser.add_argument("--memory", action="store_true", help="copies instead of checkpoints")
     parser.add_argument("--rows", action="store_true", help="losses say which rows a step had")
     arguments = parser.parse_args()
-    draw, steps = random.Random(arguments.seed), 12 * arguments.count
+    draw, steps = random.Random(arguments.seed), int(8 + 8 * arguments.pause) * arguments.count
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text = folder / "text.txt"
@@ -64,6 +67,7 @@ def main() -> None:
                 fleet.add(number)
             fleet.comes_to(2)
             for _ in range(arguments.count):
+                time.sleep(arguments.pause * draw.random())
                 before = fleet.newest
                 what, seconds = fleet.meet(draw)
                 took[what].append(seconds)
@@ -71,10 +75,10 @@ def main() -> None:
                 if what == "lost":
                     found = re.findall(r"resumed after step (\d+)|the run begins again", fleet.text)
                     again.append(before - int(found[-1] or 0))
-                time.sleep(2 * draw.random())
             codes = fleet.wait()
             assert set(codes.values()) == {0}, fleet.text
         found = losses(folder / "run")
+        events = read_events(RunFolder(folder / "run").events)
     if arguments.rows:
         numbers = [row["number"] for row in numbered("train")]
         epochs = 24 * np.sum(found) / np.sum(numbers, dtype=float)
@@ -86,6 +90,15 @@ def main() -> None:
     print("| --- | ---: | ---: |")
     for what, seconds in sorted(took.items()):
         print(f"| {what} | {len(seconds)} | {median(seconds):.1f}, {max(seconds):.1f} |")
+    starts = [each for each in events if each["event"] == "first_step"]
+    parts = [key for key in starts[-1] if key.startswith("startup_")]
+    each = [
+        f"{part.removeprefix('startup_').removesuffix('_seconds')} "
+        f"{median(start[part] for start in starts if part in start):.1f}"
+        for part in parts
+        if part != "startup_seconds"
+    ]
+    print("\nseconds of a start, medians: " + ", ".join(each))
     print(f"\nsteps that were trained again after a loss: {again}")
     off = f"{np.sum(~near)} of {steps} losses differ by more than 1e-5"
     print(f"\n{off}; load of the machine at the end: {os.getloadavg()[1]:.1f}")

@@ -13,14 +13,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from meshdsl.commands.members import Member
 from meshdsl.commands.processes import PROGRAM, Place, launch
 from meshdsl.commands.restarts import folder_of_run, resumed
 from meshdsl.commands.rounds import Hosts, Round
+from meshdsl.commands.standby import Standbys
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.checkpoints.folders import newest_step
 from meshdsl.train.checkpoints.keeper import KEEPER, Keeper, Shared, serve
@@ -32,7 +34,7 @@ from meshdsl.train.phases import phases_of
 from meshdsl.train.settings import read
 
 _TICK = 0.25  # seconds between two looks at the others, and two signs of life
-_LOOK = 1.0  # seconds between two looks whether a run has ended that this host waits for
+_LOOK = 1.0  # seconds between two looks into the folder of the run
 _IN_VAIN = 3  # so many rounds of the same hosts without a new checkpoint are the last
 
 
@@ -79,22 +81,18 @@ def launch_elastic(
 
     thread = threading.Thread(target=live, name="meshdsl hosts", daemon=True)
     thread.start()
+    standbys = Standbys(resumed(words), environments)
+    standbys.start()
     try:
-        return _rounds(hosts, keeper, folder, config.steps, words, environments)
+        return _rounds(hosts, keeper, folder, config.steps, standbys)
     finally:
+        standbys.close()
         over.set()
         thread.join()
         hosts.leave()
 
 
-def _rounds(
-    hosts: Hosts,
-    keeper: Keeper,
-    folder: RunFolder,
-    steps: int,
-    words: Sequence[str],
-    environments: Sequence[dict[str, str]],
-) -> int:
+def _rounds(hosts: Hosts, keeper: Keeper, folder: RunFolder, steps: int, standbys: Standbys) -> int:
     """Take part in rounds until the run has come to its last step, or this host is told to end.
 
     Returns: the exit code of this host.
@@ -105,7 +103,8 @@ def _rounds(
         first = now.places[now.members.index(hosts.me.name)]
         place = Place(now.coordinator, first, now.total)
         keeper.shared = Shared(now.key, now.keepers, now.places)
-        code, told = launch(resumed(words), environments, place, lambda: hosts.signal)
+        ask = partial(_asked, hosts, standbys, _Trained(folder.metrics))
+        code, told = launch(standbys.take, hosts.me.processes, place, ask)
         if told:
             return code
         newest = max(newest_step(folder.checkpoints), keeper.newest)
@@ -117,6 +116,36 @@ def _rounds(
                 return code
         hosts.ended()
     return 0
+
+
+def _asked(hosts: Hosts, standbys: Standbys, trained: _Trained) -> int:
+    """The signal that processes should get; once they train, those of the next round are started.
+
+    Not before, because to start them takes time of those that are starting.
+    """
+    if trained.some():
+        standbys.start()
+    return hosts.signal
+
+
+class _Trained:
+    """Whether steps have been trained since this was made, by the file with what they measured."""
+
+    def __init__(self, metrics: Path):
+        self._metrics, self._looked = metrics, time.monotonic()
+        self._before = self._changed()
+
+    def some(self) -> bool:
+        """It looks once in a while, and says no in between."""
+        if time.monotonic() - self._looked < _LOOK:
+            return False
+        self._looked = time.monotonic()
+        return self._changed() != self._before
+
+    def _changed(self) -> int:
+        with suppress(OSError):
+            return self._metrics.stat().st_mtime_ns
+        return 0
 
 
 def _next_round(hosts: Hosts, folder: RunFolder, steps: int) -> Round | None:

@@ -9,6 +9,7 @@ from pkgutil import resolve_name
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts import report_and_end
+from meshdsl.hosts.standby import wait_until_told
 from meshdsl.user_code import line_of
 
 
@@ -25,7 +26,9 @@ def execute(command: str, function: str, arguments: argparse.Namespace) -> int:
       arguments: the values of its flags, and its settings.
     """
     try:
-        code = resolve_name(function)(arguments)
+        run = resolve_name(function)
+        wait_until_told()
+        code = run(arguments)
         if sys.stdout is not None:  # it is None where the shell has closed it
             sys.stdout.flush()
         return code

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshdsl.commands.elastic import launch_elastic
-from meshdsl.commands.processes import Place, free_port, launch
+from meshdsl.commands.processes import Place, free_port, launch, starts
 from meshdsl.commands.restarts import Outcome, folder_of_run, start_again
 from meshdsl.errors import MeshDSLError
 
@@ -48,7 +48,7 @@ def launch_command(arguments: argparse.Namespace) -> int:
 
     def start(words: Sequence[str]) -> Outcome:
         port = arguments.coordinator_port or free_port()
-        return launch(words, environments, Place(f"localhost:{port}"))
+        return launch(starts(words, environments), processes, Place(f"localhost:{port}"))
 
     return (
         start_again(start, words, arguments.restarts) if arguments.restarts else start(words).code

@@ -20,6 +20,7 @@ from meshdsl.commands.restarts import Outcome
 from meshdsl.hosts.ending import FOLLOWED, LAUNCHED
 from meshdsl.hosts.join import VARIABLES
 from meshdsl.hosts.signals import EXIT_CODES, heard
+from meshdsl.hosts.standby import STANDBY
 
 INTERRUPTED = EXIT_CODES["interrupted"]
 PROGRAM = (sys.executable, "-m", "meshdsl_cli")
@@ -41,31 +42,44 @@ class Place(NamedTuple):
     total: int | None = None
 
 
-def launch(
-    words: Sequence[str],
-    environments: Sequence[dict[str, str]],
-    place: Place,
-    ask: Callable[[], int] = lambda: 0,
-) -> Outcome:
-    """Run `meshdsl` with `words` in one process for each of `environments`.
+class Started(NamedTuple):
+    """A process that was started.
+
+    Attributes:
+      log: what it prints where it is not shown.
+      hold: a pipe that the process reads, and sees closed when this process ends.
+    """
+
+    process: subprocess.Popen
+    log: IO[str]
+    hold: int
+
+    def close(self) -> None:
+        """Let go of it; it ends if it waits or runs."""
+        os.close(self.hold)
+        self.log.close()
+
+
+# What starts a process: called with its number on this host, with what its environment says beside
+# that of this process and of its devices, and whether it prints where this process does.
+Start = Callable[[int, dict[str, str], bool], Started]
+
+
+def launch(start: Start, count: int, place: Place, ask: Callable[[], int] = lambda: 0) -> Outcome:
+    """Run a command line of meshdsl in several processes.
 
     Process 0 has the output of this one. What another one printed is shown if it fails. When one
     fails all end, and when this process ends, however it does. SIGTERM and Ctrl-C go to all of
     them; a second Ctrl-C kills them and ends this one.
 
     Args:
-      words: a command line, such as `["train", "--layout", "fsdp"]`.
-      environments: what the environment of each process says beside that of this one.
+      start: starts one of them.
+      count: how many are started.
       ask: called many times a second; the number of a signal that the processes should get, or 0.
 
     Returns: the exit code of the run, and whether this process was told to end.
     """
-    pipe, hold = os.pipe()  # nobody writes to it: whoever reads waits for the end of this process
-    told = {
-        VARIABLES[0]: place.coordinator,
-        VARIABLES[1]: str(place.total or len(environments)),
-        LAUNCHED: str(pipe),
-    }
+    told = {VARIABLES[0]: place.coordinator, VARIABLES[1]: str(place.total or count)}
     started: list[subprocess.Popen] = []
     starting = threading.Lock()
     came: list[int] = []
@@ -78,42 +92,60 @@ def launch(
         return reached and not again
 
     with ExitStack() as stack:
-        logs = [
-            stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
-            for _ in environments
-        ]
+        logs: list[IO[str]] = []
         stack.enter_context(heard(signal.SIGTERM, signal.SIGINT, by=pass_on))
-        with starting, _held_back(signal.SIGINT):
-            for i, (devices, log) in enumerate(zip(environments, logs, strict=True), place.first):
-                environment = {**os.environ, **told, VARIABLES[2]: str(i), **devices}
-                started.append(_started(words, environment, pipe, log if i else None))
+        with starting:
+            for number in range(count):
+                i = place.first + number
+                each = stack.enter_context(
+                    closing(start(number, told | {VARIABLES[2]: str(i)}, not i))
+                )
+                started.append(each.process)
+                logs.append(each.log)
         asked: list[int] = []
         failed = _wait(started, ask, asked)
         # Those have not failed that ended because another one did, or by a signal passed on.
         followed = (FOLLOWED, *(-number for number in (*came, *asked)))
         failed = [i for i in failed if started[i].returncode not in followed]
         _show_failed(started, failed, logs, place.first)
-    os.close(pipe)
-    os.close(hold)
     code = _exit_code(started, failed)
     if code == 0 and place.total and any(each.returncode == FOLLOWED for each in started):
         code = FOLLOWED  # what failed did so on another host
     return Outcome(code, bool(came))
 
 
-def _started(
-    words: Sequence[str], environment: dict[str, str], pipe: int, log: IO[str] | None
-) -> subprocess.Popen:
-    """Start a process, which prints into `log`, or else where this one does."""
-    return subprocess.Popen(
-        [*PROGRAM, *words],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        pass_fds=[pipe],
-        start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
-    )
+def starts(words: Sequence[str], environments: Sequence[dict[str, str]]) -> Start:
+    """What starts a process of `meshdsl` with `words` for each of `environments`."""
+    return lambda number, told, shows: start_process(words, told | environments[number], shows)
+
+
+def start_process(
+    words: Sequence[str], environment: dict[str, str], shows: bool = True, waits: bool = False
+) -> Started:
+    """Start a process of `meshdsl`.
+
+    Args:
+      words: a command line, such as `["train", "--layout", "fsdp"]`.
+      environment: what its environment says beside that of this process.
+      shows: whether it prints where this process does.
+      waits: whether it begins only when it is told, see `hosts.standby`.
+    """
+    log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - `Started` closes it
+    pipe, hold = os.pipe()
+    own = {LAUNCHED: str(pipe)} | ({STANDBY: str(log.fileno())} if waits else {})
+    output = None if shows else log
+    with _held_back(signal.SIGINT):
+        process = subprocess.Popen(
+            [*PROGRAM, *words],
+            env={**os.environ, **environment, **own},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[pipe, log.fileno()],
+            start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
+        )
+    os.close(pipe)
+    return Started(process, log, hold)
 
 
 def _wait(

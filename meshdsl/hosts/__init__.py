@@ -12,19 +12,19 @@ all of this does nothing.
     hosts.console().print("a line")          # printed once
 """
 
-from meshdsl.hosts.agree import agree, first_does, first_goes_ahead
+from meshdsl.hosts.agree import after_first, agree, first_does
 from meshdsl.hosts.console import console
 from meshdsl.hosts.ending import report_and_end
 from meshdsl.hosts.join import join
 from meshdsl.hosts.store import count, first, index
 
 __all__ = [
+    "after_first",
     "agree",
     "console",
     "count",
     "first",
     "first_does",
-    "first_goes_ahead",
     "index",
     "join",
     "report_and_end",

@@ -83,18 +83,26 @@ def first_does(do: Callable[[], T]) -> T:
     return found["value"]
 
 
-def first_goes_ahead(do: Callable[[], T]) -> T:
-    """Call `do` in all processes; process 0 has done it, or failed, before any other begins."""
+def after_first(do: Callable[[], T]) -> Callable[[], T]:
+    """`do`, so that process 0 has done it, or failed, before it begins in any other process.
+
+    All processes call this, in the same order. What it gives may be called later, in any thread.
+    """
     if store.count() == 1:
-        return do()
+        return do
     key = f"ahead/{next(_call_numbers)}"
-    if not store.first():
+
+    def follow() -> T:
         store.wait_for(key)
         return do()
-    try:
-        return do()
-    finally:
-        store.put(key, "done")
+
+    def lead() -> T:
+        try:
+            return do()
+        finally:
+            store.put(key, "done")
+
+    return lead if store.first() else follow
 
 
 def _not_met(what: str, key: str, patience: float, error: RuntimeError) -> str:

@@ -78,7 +78,7 @@ class Row:
             "spares": self.option.spares,
             "fewer": self.option.fewer,
             "every": list(self.option.every),
-            "memory_every": list(self.option.memory),
+            "memory_every": [2 * steps for steps in self.option.memory],
             "interval_seconds": self.interval,
             "goodput": self.goodput,
             "goodput_5": self.spread[0],

@@ -1,18 +1,22 @@
-"""What the next phase of a run needs, compiled while the steps of this one run.
+"""What a run needs next, compiled in a thread: while its state is restored, or while steps run.
 
 A step that does not fit the memory of a device is an error that says what would help.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import jax
 
+from meshdsl import hosts
 from meshdsl.errors import MeshDSLError
 from meshdsl.figures import byte_words
+from meshdsl.mesh import platform_of
 from meshdsl.predict.compiler.out_of_memory import parse_oom
 from meshdsl.train.auto_settings import settings_that_save_memory
 from meshdsl.train.job import Job
@@ -27,14 +31,23 @@ class Ahead:
         self._steps: dict[Job, Future[Any]] = {}
         self._moves: dict[tuple[Job, Job], Future[Any]] = {}
 
-    def begin(self, old: Job, new: Job, failed: Callable[[Exception], Any]) -> None:
+    def begin(self, job: Job) -> None:
+        """Begin to compile the step of a job. All processes call this, in the same order."""
+        _ = job.lowered  # traced here, because threads would trace by turns
+        compile_it = partial(_compiled, job)
+        if job.config.compile_cache and platform_of(job.mesh) == "cpu":
+            # Processes on CPUs often share cores, which one of them can use for all.
+            compile_it = hosts.after_first(compile_it)
+        self._steps[job] = self._pool.submit(compile_it)
+
+    def begin_phase(self, old: Job, new: Job, failed: Callable[[Exception], Any]) -> None:
         """Begin to compile what a run needs that goes over from one job to another.
 
         Args:
           failed: called with what a compiler says that refuses the step, as soon as it does.
         """
 
-        def step() -> Callable:
+        def step() -> tuple[Callable, float]:
             try:
                 return _compiled(new)
             except Exception as error:
@@ -49,10 +62,11 @@ class Ahead:
         """Wait until a step that was begun is compiled; raises what kept it from that."""
         self._steps[job].result()
 
-    def compiled(self, job: Job) -> Callable:
-        """The step of a job, which may be compiled already."""
-        begun = self._steps.pop(job, None)
-        return begun.result() if begun else _compiled(job)
+    def compiled(self, job: Job) -> tuple[Callable, float]:
+        """The step of a job, and how many seconds it took to compile it, perhaps before this."""
+        if job not in self._steps:
+            self.begin(job)
+        return self._steps.pop(job).result()
 
     def moved(self, state: State, old: Job, new: Job) -> State:
         """The state of a job, split as another one splits it, without a way over the host.
@@ -67,14 +81,15 @@ class Ahead:
         self._pool.shutdown(cancel_futures=True)
 
 
-def _compiled(job: Job) -> Callable:
-    """The step of a job.
+def _compiled(job: Job) -> tuple[Callable, float]:
+    """The step of a job, and how many seconds it took to compile it.
 
     Raises:
       MeshDSLError: it does not fit the memory of a device.
     """
+    began = time.perf_counter()
     try:
-        return job.lowered.compile()
+        return job.lowered.compile(), time.perf_counter() - began
     except Exception as error:  # JAX has no class of its own for what a compiler says
         if (verdict := parse_oom(str(error))) is None:
             raise

@@ -335,7 +335,8 @@ class Config:
         which settings change from its first step on.
       elastic: of a run whose number of devices may change: `devices`, the number that `batch` and
         `microbatches` are for; for numbers of devices sizes of mesh axes, or a layout; and
-        `memory_every`, the steps between two copies of the state in the memory of the hosts.
+        `memory_every`, how many steps are trained again at most where a host is lost, because
+        the others have copies of the state in their memory.
     """
 
     layout: str | dict = "data"

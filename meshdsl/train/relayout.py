@@ -165,7 +165,7 @@ class Relayouts:
         now = self._now()
         later = self._plan.changed(now, table)
         _ = later[0].data, later[0].held_out
-        self._ahead.begin(now.job, later[0].job, lambda error: None)
+        self._ahead.begin_phase(now.job, later[0].job, lambda error: None)
         self._ahead.wait(later[0].job)
         return _Change(table, now, later)
 

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from meshdsl.hosts.standby import seconds_since_told
+
 
 class Startup:
     """Measures the parts of a start, one after the other.
@@ -47,7 +49,9 @@ class Startup:
 
 
 def process_age() -> float:
-    """Seconds since this process began; 0 where the system does not tell."""
+    """Seconds since this process began, or was told to; 0 where the system does not tell."""
+    if (told := seconds_since_told()) is not None:
+        return told
     try:
         # The fields after the name of the program, which may hold spaces; see `man 5 proc`.
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +139,8 @@ class TrainingLoop:
           done: the step of the newest checkpoint; 0 where there is none, for the first state. Where
             that checkpoint is damaged, an older one is restored, and fewer steps led to it.
         """
+        if not self.loaded:
+            self._ahead.begin(self.job)
         if not done:
             if self.folder.metrics.exists():
                 self.console.print(
@@ -213,15 +214,8 @@ class TrainingLoop:
         return Ended(self.job, state)
 
     def _compiled(self) -> Callable:
-        start = time.perf_counter()
-        compiled = partial(self._ahead.compiled, self.job)
-        if self.job.config.compile_cache and self.job.mesh.devices.flat[0].platform == "cpu":
-            # Processes on CPUs often share cores, which one of them can use for all.
-            _ = self.job.lowered
-            step = hosts.first_goes_ahead(compiled)
-        else:
-            step = compiled()
-        self.console.print(f"compiled in {time.perf_counter() - start:.1f} s")
+        step, seconds = self._ahead.compiled(self.job)
+        self.console.print(f"compiled in {seconds:.1f} s")
         return step
 
     def train_steps(
@@ -290,7 +284,7 @@ class TrainingLoop:
         repeated = Repeated(job, self.folder.path) if config.guard.repeat else None
         if until < self.last:
             following = self.plan.phases[self.now.phase.number + 1]
-            self._ahead.begin(job, following.job, self._said_of(following))
+            self._ahead.begin_phase(job, following.job, self._said_of(following))
         while done < until and not ending:
             with watch.spent("input"):
                 arrays = next(self.reading)

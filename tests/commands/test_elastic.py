@@ -12,6 +12,7 @@ from meshdsl.commands import elastic
 from meshdsl.commands.members import Member, Members, answers
 from meshdsl.commands.processes import Outcome
 from meshdsl.commands.rounds import Hosts
+from meshdsl.commands.standby import Standbys
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.checkpoints.keeper import Keeper, serve
 from meshdsl.train.config import Config
@@ -174,20 +175,24 @@ def test_a_host_that_waits_when_the_run_ends_ends_too(world):
     """Though it took no part, because the run cannot use so many hosts."""
     (world.folder / "checkpoints/7").mkdir(parents=True)
     waits = world.hosts[world.add()]
-    assert elastic._rounds(waits, Keeper(), RunFolder(world.folder), 7, ["train"], []) == 0
+    assert (
+        elastic._rounds(waits, Keeper(), RunFolder(world.folder), 7, Standbys(["train"], [])) == 0
+    )
 
 
 def test_rounds_without_progress_are_given_up(world, monkeypatch, capfd):
     calls, host = [], world.hosts["h0"]
     died = Outcome(75, False)
 
-    def launch(words, environments, place, ask):
+    def launch(start, count, place, ask):
         calls.append(place)
         return died
 
     monkeypatch.setattr(elastic, "launch", launch)
     monkeypatch.setattr(host, "ended", lambda: None)
-    assert elastic._rounds(host, Keeper(), RunFolder(world.folder), 7, ["train"], []) == 75
+    assert (
+        elastic._rounds(host, Keeper(), RunFolder(world.folder), 7, Standbys(["train"], [])) == 75
+    )
     assert len(calls) == 4 and calls[0].total == 4
     assert "it is given up: exit code 75, and step 0 is the newest" in capfd.readouterr().err
 

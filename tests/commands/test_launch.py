@@ -12,7 +12,7 @@ import pytest
 from meshdsl import MeshDSLError
 from meshdsl.commands import processes as command
 from meshdsl.commands.launch import devices_of_each
-from meshdsl.commands.processes import Place, launch
+from meshdsl.commands.processes import Place, launch, starts
 from meshdsl.hosts.ending import FOLLOWED
 from meshdsl.train.watchdog import HUNG
 from meshdsl_cli import main
@@ -32,7 +32,11 @@ def run(monkeypatch):
     """Launches a program of a few lines in two processes; each knows its number as `me`."""
     monkeypatch.setattr(command, "PROGRAM", (sys.executable, "-c"))
     return lambda code, processes=2: (
-        launch([ME + code], devices_of_each(processes, 4, ()), Place("localhost:1234")).code
+        launch(
+            starts([ME + code], devices_of_each(processes, 4, ())),
+            processes,
+            Place("localhost:1234"),
+        ).code
     )
 
 
@@ -125,9 +129,8 @@ def test_a_second_ctrl_c_ends_the_launcher_and_all_that_it_started(tmp_path):
 import sys
 from meshdsl.commands import launch, processes
 processes.PROGRAM = (sys.executable, "-c")
-processes.launch(
-    [{ME + hangs!r}], launch.devices_of_each(2, 1, ()), processes.Place("localhost:1234")
-)
+start = processes.starts([{ME + hangs!r}], launch.devices_of_each(2, 1, ()))
+processes.launch(start, 2, processes.Place("localhost:1234"))
 """
     launcher = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     while len(list(tmp_path.iterdir())) < 2:

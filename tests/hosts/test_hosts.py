@@ -144,7 +144,7 @@ def test_a_process_finds_what_process_0_has_compiled(tmp_path):
     jax.monitoring.register_event_listener(lambda name, **kw: hits.append(name))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_compilation_cache_dir", {str(tmp_path)!r})
-    compiled = hosts.first_goes_ahead(total.lower(ones).compile)
+    compiled = hosts.after_first(total.lower(ones).compile)()
     print(float(compiled(ones)), "/jax/compilation_cache/cache_hits" in hits)
     """
     found = finish(begin(JOINED, COLLECTIVE, act))

@@ -1,6 +1,6 @@
 """Copies of the state in the memory of hosts, so that a lost host costs a few steps.
 
-Every so many steps each process sends its share of the state to the keeper of its own host and to
+Again and again each process sends its share of the state to the keeper of its own host and to
 that of the next one (`keeper`). So one host may be lost, or several of which no two follow each
 other, and all shares are still there. Then the run goes on from there, under any layout: each
 process fetches the cells that its devices need (`shares`), and digests say, as they do for a
@@ -49,7 +49,7 @@ def copies_of(record: Path, every: int, report: Callable[[str], Any]) -> Copies 
 
     Args:
       record: the file that says which copies the run may go on from.
-      every: steps between two of them; 0: there are none.
+      every: so many steps are trained again at most where a host is lost; 0: there are no copies.
     """
     address = os.environ.get(KEEPER)
     if not (every and address):
@@ -83,8 +83,12 @@ class Copies:
         return f"{self._shared.course}.{self._starts}"
 
     def due(self, step: int) -> bool:
-        """Whether to make a copy after `step`."""
-        return step % self._every == 0
+        """Whether to make a copy after `step`.
+
+        One is whole when the next is begun, and one that is on its way does not count. So there
+        are two in the steps that may be trained again.
+        """
+        return step % max(1, self._every // 2) == 0
 
     def check_room(self, arrays: dict[str, Any]) -> None:
         """Raise a MeshDSLError where this host has not the memory for copies of such arrays.
@@ -132,6 +136,8 @@ class Copies:
 
         self._before = label
         self._sending = self._pool.submit(send)
+        if self._every == 1:
+            self.finish()  # no step may be lost but the one that comes now
 
     def _send(
         self,

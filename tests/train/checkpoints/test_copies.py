@@ -35,7 +35,7 @@ def host():
     return Host()
 
 
-def started(tmp_path, host, course="1-a", report=print, every=5):
+def started(tmp_path, host, course="1-a", report=print, every=10):
     """The checkpoints of a run that starts in a round."""
     (tmp_path / "hosts").mkdir(exist_ok=True)
     shared = Shared(course, [host.address], [0])
