@@ -10,7 +10,8 @@ import numpy as np
 
 from meshdsl.proof.forms import lookups
 from meshdsl.proof.forms.products import factors, product
-from meshdsl.proof.forms.sums import elementwise, is_zero, linear, summands, total
+from meshdsl.proof.forms.signs import is_at_most
+from meshdsl.proof.forms.sums import LATER, elementwise, is_zero, linear, summands, total
 from meshdsl.proof.labels import Parts, labelled
 from meshdsl.proof.lemmas import PARTS, Walk, lemma
 from meshdsl.proof.sends import alone, orders
@@ -78,6 +79,8 @@ def _each_element(walk: Walk, eqn, *given: Value) -> list[Value]:
         if found is None and walk.sends == PARTS:
             found = orders.chosen(values)
         found = found or lookups.looked_up(terms, values, dims)
+        if found is None and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact):
+            found = LATER["by_round"](terms, values)
         if found is not None:
             return [found.at(dims)]
     elif (found := decided(terms, op, values)) is not None:
@@ -112,6 +115,15 @@ def decided(terms: Terms, op: str, values: Sequence[Value]) -> Value | None:
         number = values[1].term.params[1]
         if isinstance(number, int) and number >= values[0].term.shape[0]:
             return Value(terms.constant(True, bool), (), ())
+    if op in ("max", "min"):
+        for one, other in (values, reversed(values)):
+            low, high = (one, other) if op == "min" else (other, one)
+            if is_at_most(low.term, high.term):
+                return one
+    if op == "clamp":
+        low, x, high = (value.term for value in values)
+        if is_at_most(low, x) and is_at_most(x, high):
+            return values[1]
     return None
 
 
@@ -177,6 +189,9 @@ def converted(walk: Walk, x: Value, old: np.dtype, new: np.dtype) -> Value:
         return x
     both = jnp.issubdtype(old, np.inexact) and jnp.issubdtype(new, np.inexact)
     if both and (old.kind != "c" or new.kind == "c"):
+        of = lambda case: converted(walk, case, old, new)
+        if (chosen := LATER["in_cases"](terms, 0, of, x)) is not None:
+            return chosen.at(x.dims)
         whole = factors(x)
         if not whole.plain:  # it keeps what a number is times, up to rounding
             factor = whole.factor or Value(terms.constant(1.0, old), (), ())

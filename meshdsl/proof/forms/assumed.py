@@ -11,7 +11,7 @@ from meshdsl.proof.terms import Term, Terms
 from meshdsl.proof.values import Value, alike, arguments_of, lacking, opened, own_dims
 
 # Operations through which it goes: of each element, and along which no order matters.
-_EACH = {"and", "cast", "div", "exp", "gt", "log", "mul", "over", "select_n"}
+_EACH = {"and", "cast", "cond", "div", "exp", "gt", "log", "mul", "over", "select_n"}
 THROUGH = {*_EACH, "ordered", "sum", "reduce_sum"}
 _OF_SOME = {"reduce_sum", "reduce_max", "reduce_min"}
 
