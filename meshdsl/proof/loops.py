@@ -63,14 +63,21 @@ class Carried:
 
     A variable is known by the depth of the loop, by what it is at first and by the sizes of its
     dims, so that it is the same in two programs.
+
+    Args:
+      afresh: the numbers of what begins again before the first of the loop's own rounds. A round
+        may only add something to it, and nothing else may depend on it.
     """
 
-    def __init__(self, walk: Walk, loop: Loop, first: Sequence[Value]):
+    def __init__(
+        self, walk: Walk, loop: Loop, first: Sequence[Value], afresh: Collection[int] = ()
+    ):
         self._terms, self._loop, self._first = walk.terms, loop, list(first)
+        self._afresh = afresh
         zeros = enumerate(first) if walk.zeros_stay else ()
         self._known = {i: x for i, x in zeros if is_zero(x)}  # those that are no variables
         self._steps: dict[int, int] = {}  # of those that count rounds
-        self._never: set[int] = set()  # those that seemed to be none
+        self._never: set[int] = set(afresh)  # those that seemed to be none
         self._ends = [Ends()] * len(first)  # without what is after them each is carried
         self._unknown = "unknown", fresh()  # a variable: what is after them
         self._like = [combined(walk.terms, "join", (), [value]) for value in first]
@@ -137,11 +144,19 @@ class Carried:
                 continue
             wrong = [i for i, known in self._known.items() if not self._stays(i, known)]
             if not wrong and not self._end():
+                self._check_afresh(others)
                 return others
             self._never.update(wrong)
             for i in wrong:
                 del self._known[i]
         raise NotProved("what a loop carries is split otherwise after each of its rounds")
+
+    def _check_afresh(self, others: Sequence[Value]) -> None:
+        names = {name for i in self._afresh for name in self._before[i].term.free}
+        for i, value in enumerate([*self._after, *others]):
+            own = self._before[i].term.free if i in self._afresh else frozenset()
+            if names & (value.term.free - own):
+                raise NotProved("a round depends on what begins again on each device")
 
     def _start(self, i: int) -> Value:
         """What is carried at first, without padding that does not count."""
@@ -258,31 +273,37 @@ class Carried:
         y = at_variables(self._terms, y) if is_chosen(self._terms, y) else y
         return y.at([self._loop.rounds, *y.dims])
 
-    def last(self) -> list[Value]:
+    def last(self, own: Parts) -> list[Value]:
         """What is carried after the last round.
 
         What a round adds something to is the sum of what all of them add.
+
+        Args:
+          own: the parts of the loop's own rounds.
         """
         found = []
         for i, first in enumerate(self._first):
             before, after = self._before[i], self._after[i]
             added = None if i in self._known else self._added(i, before, after)
-            if self._known.get(i) is first:
+            if self._known.get(i) is first or (i in self._afresh and after.same_as(before)):
                 found.append(first)
+            elif i in self._afresh and added is None:
+                raise NotProved("there is no lemma for what begins again on each device")
             elif i in self._known:
                 found.append(self._counted(i))
             elif added is not None:
-                found.append(self._all_added(self._start(i), added))
+                parts = own if i in self._afresh else self._loop.rounds
+                found.append(self._all_added(self._start(i), added, parts))
             else:
                 last = self.closed("last", self._definition(i))
                 found.append(next(self._scaled(i), last))
             found[-1] = widened(self._terms, found[-1], self._ends[i], [])
         return found
 
-    def _all_added(self, first: Value, added: Value) -> Value:
-        """What is carried at first, and what all rounds add to it."""
+    def _all_added(self, first: Value, added: Value, parts: Parts) -> Value:
+        """What is carried at first, and what all rounds along some parts add to it."""
         rounds = self.of_all_rounds(added)
-        each = summed_over(self._terms, rounds, rounds.dims[0], rounds.dims[1:])
+        each = summed_over(self._terms, rounds, parts, rounds.dims[1:])
         values, dims = together([first, each])
         return linear(self._terms, [(1, value) for value in values], dims)
 
@@ -294,7 +315,7 @@ class Carried:
         """
         shapes = [value.shape for value in self._first]
         for j, shape in enumerate(shapes):
-            if j == i or j in self._known or shapes[i][: len(shape)] != shape:
+            if j == i or j in self._known or j in self._afresh or shapes[i][: len(shape)] != shape:
                 continue
             if not bounds(self._after[j].term):
                 continue
@@ -305,7 +326,8 @@ class Carried:
             added = self._added(i, before, after)
             if added is not None:
                 last = self.closed("last", self._definition(j))
-                yield times_exp(self._terms, self._all_added(first, added), last, -1)
+                of_all = self._all_added(first, added, self._loop.rounds)
+                yield times_exp(self._terms, of_all, last, -1)
 
     def _counted(self, i: int) -> Value:
         """A number that counts rounds, after the last one."""
@@ -340,12 +362,15 @@ def _places(value: Value) -> Hashable:
     return tuple(tuple(map(of, parts)) for parts in value.parts), value.term.views[0]
 
 
-def looped(walk: Walk, eqn, values: Sequence[Value], around: Parts = ()) -> list[Value]:
+def looped(
+    walk: Walk, eqn, values: Sequence[Value], around: Parts = (), afresh: Collection[int] = ()
+) -> list[Value]:
     """What a `scan` makes.
 
     Args:
       around: parts of the rounds, before those that the `scan` has itself. What is carried at first
         does not have them.
+      afresh: the numbers of what is not carried along `around`, but begins again; see `Carried`.
     """
     p = eqn.params
     consts, carries = scan_counts(p)
@@ -358,7 +383,8 @@ def looped(walk: Walk, eqn, values: Sequence[Value], around: Parts = ()) -> list
         raise NotProved("the rounds of a loop lie in another order")
     own = tuple(p if p.label is not None else Part(p.size, fresh()) for p in parts if p.size > 1)
     each = [x.at(x.dims[1:]) for x in lists]
-    carried = Carried(walk, Loop(walk.depth, (*around, *own), bool(p["reverse"])), first)
+    loop = Loop(walk.depth, (*around, *own), bool(p["reverse"]))
+    carried = Carried(walk, loop, first, afresh)
 
     def body(variables: list[Value]) -> tuple[list[Value], list[Value]]:
         found = walk.run(p["jaxpr"], [*values[:consts], *variables, *each])
@@ -371,7 +397,7 @@ def looped(walk: Walk, eqn, values: Sequence[Value], around: Parts = ()) -> list
     if others is None:
         return _one_by_one(walk, p, values[:consts], first, given)
     made = map(carried.of_all_rounds, others)
-    return [*carried.last(), *(y.at([own, *y.dims[1:]]) for y in made)]
+    return [*carried.last(own), *(y.at([own, *y.dims[1:]]) for y in made)]
 
 
 def _one_by_one(walk: Walk, p, consts, carried: Sequence[Value], lists) -> list[Value]:
