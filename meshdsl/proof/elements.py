@@ -115,6 +115,8 @@ def decided(terms: Terms, op: str, values: Sequence[Value]) -> Value | None:
         number = values[1].term.params[1]
         if isinstance(number, int) and number >= values[0].term.shape[0]:
             return Value(terms.constant(True, bool), (), ())
+    if op == "div" and values[1].term.op == "const" and values[1].term.params[1] == 1:
+        return values[0]
     if op in ("max", "min"):
         for one, other in (values, reversed(values)):
             low, high = (one, other) if op == "min" else (other, one)
