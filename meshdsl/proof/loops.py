@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from meshdsl.program.jaxpr import scan_counts
 from meshdsl.proof.elements import together
-from meshdsl.proof.forms.branches import by_case, inside, times_exp
+from meshdsl.proof.forms.branches import by_case, inside, planned, times_exp
 from meshdsl.proof.forms.ends import CARRIED, Ends, ends_of, narrowed, widened
 from meshdsl.proof.forms.rounds import at_variables, is_chosen
 from meshdsl.proof.forms.signs import bounds
@@ -269,7 +269,11 @@ class Carried:
 
     def of_all_rounds(self, y: Value) -> Value:
         """What all rounds make, along a new first dim, of what one round makes."""
-        y = self.closed("all", y)
+        which, *cases = planned(y) or [None]
+        if which is None:
+            y = self.closed("all", y)
+        else:
+            y = by_case(self._terms, which, [self.closed("all", x) for x in cases]).at(y.dims)
         y = at_variables(self._terms, y) if is_chosen(self._terms, y) else y
         return y.at([self._loop.rounds, *y.dims])
 

@@ -24,7 +24,8 @@ def judged(name: str, count: int, seed: int) -> Counter:
     return found
 
 
-CASES = [("fsdp-tensor", 11), ("sequence", 22), *((name, 200) for name in LAYOUTS)]
+MANY = [(name, 48 if name == "pipeline" else 200) for name in LAYOUTS]
+CASES = [("fsdp-tensor", 11), ("sequence", 22), *MANY]
 
 
 @pytest.mark.parametrize(("name", "count"), only(CASES[:1], CASES, slow=CASES[1:2]))

@@ -69,11 +69,12 @@ def _plain(which: Value, no: Value, yes: Value) -> tuple[Value, Value, Value]:
         return _plain(args[0], no, yes)
     if term.op == "not" and not params:
         return _plain(args[0], yes, no)
-    if term.op in ("eq", "ne") and params == ("int32",):
+    if term.op in ("eq", "ne"):
         for number, other in (args, reversed(args)):
-            is_truth = other.term.op == "convert_element_type" and other.term.params[0] == "bool"
-            if number.term.op == "const" and number.term.params[1] in (0, 1) and is_truth:
-                same = (number.term.params[1] == 1) == (term.op == "eq")
+            said = number.term.params[1] if number.term.op == "const" else None
+            convert = other.term.op == "convert_element_type" and other.term.params[0] == "bool"
+            if isinstance(said, bool) or (convert and params == ("int32",) and said in (0, 1)):
+                same = bool(said) == (term.op == "eq")
                 return _plain(other, *((no, yes) if same else (yes, no)))
     return which, no, yes
 
@@ -119,7 +120,7 @@ def inside(value: Value, which: Value, case: int, count: int) -> Value:
     return _within(value, which, case) if same else value
 
 
-def _planned(value: Value) -> list[Value]:
+def planned(value: Value) -> list[Value]:
     """A condition that numbers decide, and what it chooses from; nothing if a value is no such."""
     if value.term.op != "cond" or not is_planned(value.term.args[0]):
         return []
@@ -152,7 +153,7 @@ def in_cases(terms: Terms, i: int, of: Callable[..., Value], *values: Value) -> 
       i: the number of the argument.
       of: the function.
     """
-    which, *cases = _planned(values[i]) or [None]
+    which, *cases = planned(values[i]) or [None]
     if which is None or not any(map(is_zero, cases)):
         return None
     found = [of(*(_within(value, which, case) for value in values)) for case in range(2)]
@@ -164,7 +165,7 @@ def _together(terms: Terms, pairs: Pairs) -> Value | None:
     groups: dict[Hashable, Pairs] = {}
     rest: Pairs = []
     for number, value in pairs:
-        found = _planned(value)
+        found = planned(value)
         group = groups.setdefault(name_of(found[0]), []) if found else rest
         group.append((number, value))
     if all(len(group) < 2 for group in groups.values()):
@@ -182,7 +183,7 @@ TOGETHER.insert(0, _together)
 @inwards("cond")
 def _of_cond(terms: Terms, value: Value, labels, sizes) -> Value | None:
     """A sum goes into the cases, where numbers decide that are the same all along it."""
-    which, *cases = _planned(value) or [None]
+    which, *cases = planned(value) or [None]
     ready = labels if which is None else {label for label in labels if label not in which.labels}
     if which is None or not ready:
         return None
