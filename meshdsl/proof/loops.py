@@ -269,10 +269,10 @@ class Carried:
 
     def of_all_rounds(self, y: Value) -> Value:
         """What all rounds make, along a new first dim, of what one round makes."""
-        which, *cases = planned(y) or [None]
-        if which is None:
+        if (chosen := planned(y)) is None:
             y = self.closed("all", y)
         else:
+            which, cases = chosen
             y = by_case(self._terms, which, [self.closed("all", x) for x in cases]).at(y.dims)
         y = at_variables(self._terms, y) if is_chosen(self._terms, y) else y
         return y.at([self._loop.rounds, *y.dims])

@@ -85,6 +85,15 @@ def test_a_bound_that_no_number_reaches_changes_nothing(low, high, right):
     assert same(computed(two, [X]), computed(one, [X])) == right
 
 
+@pytest.mark.parametrize(
+    ("table", "by", "right"), [([0, 1, 2], 1, True), ([0, 2, 1], 1, False), ([0, 1, 2], 2, False)]
+)
+def test_a_table_that_counts_is_a_count(table, by, right):
+    rows = lambda x: x[lax.div(jnp.asarray(table, jnp.int32), jnp.int32(by))]
+    one, many = (jax.make_jaxpr(fn)(X[:3]) for fn in (lambda x: x, rows))
+    assert Reference(one).agrees(many, ["x"]).proved == right
+
+
 # -- what layers close over ------------------------------------------------------------------------
 
 BIAS, BESIDE = jnp.cos(jnp.arange(5.0)), jnp.cos(X)

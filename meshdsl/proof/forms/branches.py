@@ -120,12 +120,12 @@ def inside(value: Value, which: Value, case: int, count: int) -> Value:
     return _within(value, which, case) if same else value
 
 
-def planned(value: Value) -> list[Value]:
-    """A condition that numbers decide, and what it chooses from; nothing if a value is no such."""
+def planned(value: Value) -> tuple[Value, list[Value]] | None:
+    """A condition that numbers decide, and what it chooses from; None if a value is no such."""
     if value.term.op != "cond" or not is_planned(value.term.args[0]):
-        return []
-    found = arguments_of(value)
-    return found if len(found) == 3 else []
+        return None
+    which, *cases = arguments_of(value)
+    return (which, cases) if len(cases) == 2 else None
 
 
 # Operations that are linear in some of their arguments, each by itself: the numbers of these.
@@ -153,11 +153,12 @@ def in_cases(terms: Terms, i: int, of: Callable[..., Value], *values: Value) -> 
       i: the number of the argument.
       of: the function.
     """
-    which, *cases = planned(values[i]) or [None]
-    if which is None or not any(map(is_zero, cases)):
+    found = planned(values[i])
+    if found is None or not any(map(is_zero, found[1])):
         return None
-    found = [of(*(_within(value, which, case) for value in values)) for case in range(2)]
-    return by_case(terms, which, found) if any(map(is_zero, found)) else None
+    which, _ = found
+    each = [of(*(_within(value, which, case) for value in values)) for case in range(2)]
+    return by_case(terms, which, each) if any(map(is_zero, each)) else None
 
 
 def _together(terms: Terms, pairs: Pairs) -> Value | None:
@@ -183,9 +184,11 @@ TOGETHER.insert(0, _together)
 @inwards("cond")
 def _of_cond(terms: Terms, value: Value, labels, sizes) -> Value | None:
     """A sum goes into the cases, where numbers decide that are the same all along it."""
-    which, *cases = planned(value) or [None]
-    ready = labels if which is None else {label for label in labels if label not in which.labels}
-    if which is None or not ready:
+    if (chosen := planned(value)) is None:
+        return None
+    which, cases = chosen
+    ready = {label for label in labels if label not in which.labels}
+    if not ready:
         return None
     found = by_case(terms, which, [total(terms, case, ready, sizes) for case in cases])
     return total(terms, found.at(value.dims), set(labels) - ready, sizes)
