@@ -1,4 +1,4 @@
-"""JSON and TOML of files that anybody may have written: a value, or a ValueError.
+"""JSON and TOML of files that anybody may have written: a value, or a ValueError; JSON to write.
 
 The parsers of Python raise other errors where brackets nest deeply.
 """
@@ -6,7 +6,9 @@ The parsers of Python raise other errors where brackets nest deeply.
 from __future__ import annotations
 
 import json
+import os
 import tomllib
+from pathlib import Path
 from typing import Any
 
 
@@ -32,3 +34,10 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("it nests too deeply") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a file that whoever reads it sees as it was, or as it is then."""
+    part = path.with_suffix(f".part{os.getpid()}")
+    part.write_text(json.dumps(value), encoding="utf-8")
+    part.replace(path)

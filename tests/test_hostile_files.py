@@ -99,7 +99,7 @@ def checkpoint(folder):
     (there / "d").write_bytes(b"12345")
     leaves = {"params.a": {"is": "[x=2] float32", "dims": [["x", 2]], "shape": [2]}}
     leaves["params.a"] |= {"dtype": "float32"}
-    manifest.write(there, 4, leaves, {"params.a": 7}, {"rows": 8})
+    manifest.write(there, manifest.made(4, leaves, {"params.a": 7}, {"rows": 8}))
     return there / manifest.FILE
 
 

@@ -17,12 +17,13 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from meshdsl.commands.members import Listener, Member
+from meshdsl.commands.members import Member
 from meshdsl.commands.processes import PROGRAM, Place, launch
 from meshdsl.commands.restarts import folder_of_run, resumed
 from meshdsl.commands.rounds import Hosts, Round
 from meshdsl.errors import MeshDSLError
 from meshdsl.train.checkpoints.folders import newest_step
+from meshdsl.train.checkpoints.keeper import KEEPER, Keeper, Shared, serve
 from meshdsl.train.config import Config
 from meshdsl.train.elastic import fitted
 from meshdsl.train.elastic_settings import PLANNED
@@ -64,7 +65,10 @@ def launch_elastic(
             raise MeshDSLError(f"--elastic {least}:{most}: with {hosts}: {refused}")
     words = [*words, f"elastic.{PLANNED}={each * most}"] if PLANNED not in config.elastic else words
     name = f"{time.time_ns():020d}-{socket.gethostname()}-{os.getpid()}"
-    me = Member(name, f"{host}:{Listener().port}", len(environments), each)
+    keeper = Keeper()
+    port, secret = serve(keeper)
+    me = Member(name, f"{host}:{port}", secret, len(environments), each)
+    environments = [each | {KEEPER: f"localhost:{port}/{secret}"} for each in environments]
     fits = cache(lambda devices: not _refused(config, folder, devices, each * most))
     hosts = Hosts(folder.hosts, me, least, most, fits, _say)
     over = threading.Event()
@@ -76,7 +80,7 @@ def launch_elastic(
     thread = threading.Thread(target=live, name="meshdsl hosts", daemon=True)
     thread.start()
     try:
-        return _rounds(hosts, folder, config.steps, words, environments)
+        return _rounds(hosts, keeper, folder, config.steps, words, environments)
     finally:
         over.set()
         thread.join()
@@ -85,6 +89,7 @@ def launch_elastic(
 
 def _rounds(
     hosts: Hosts,
+    keeper: Keeper,
     folder: RunFolder,
     steps: int,
     words: Sequence[str],
@@ -99,10 +104,11 @@ def _rounds(
     while now := _next_round(hosts, folder, steps):
         first = now.places[now.members.index(hosts.me.name)]
         place = Place(now.coordinator, first, now.total)
+        keeper.shared = Shared(now.key, now.keepers, now.places)
         code, told = launch(resumed(words), environments, place, lambda: hosts.signal)
         if told:
             return code
-        newest = newest_step(folder.checkpoints)
+        newest = max(newest_step(folder.checkpoints), keeper.newest)
         if not hosts.signal and newest < steps:
             in_vain = in_vain + 1 if before == (newest, now.members) else 0
             before = newest, now.members

@@ -12,22 +12,17 @@ group.
 
 from __future__ import annotations
 
-import json
-import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from meshdsl.parsing import parse_json
+from meshdsl.parsing import parse_json, write_json
 
 _LATE, _GONE = 1.5, 20.0  # seconds without a sign of life; a host that is late is knocked at
 _KNOCK = 1.0  # seconds that a host has to answer
-_HELLO = b"meshdsl\n"
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,8 @@ class Member:
 
     Attributes:
       name: of the host; those that came first sort first.
-      address: `host:port`, where it answers.
+      address: `host:port`, where its keeper answers, also those who only knock.
+      secret: that its keeper asks for.
       processes: how many it starts.
       devices: that these have together.
       beat: how many signs of life it has written.
@@ -46,6 +42,7 @@ class Member:
 
     name: str
     address: str
+    secret: str
     processes: int
     devices: int
     beat: int = 0
@@ -125,22 +122,6 @@ class Members:
         return alive
 
 
-class Listener:
-    """Answers whoever knocks at this host, in a thread, until the program ends."""
-
-    def __init__(self) -> None:
-        self._socket = socket.create_server(("", 0))
-        self.port = self._socket.getsockname()[1]
-        threading.Thread(target=self._answer, name="meshdsl listener", daemon=True).start()
-
-    def _answer(self) -> None:
-        while True:
-            with suppress(OSError):
-                connection, _ = self._socket.accept()
-                with connection:
-                    connection.sendall(_HELLO)
-
-
 def answers(address: str) -> bool:
     """Whether the host at `host:port` answers within a second."""
     host, _, port = address.rpartition(":")
@@ -148,12 +129,5 @@ def answers(address: str) -> bool:
         suppress(OSError, ValueError),
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK) as connection,
     ):
-        return connection.recv(len(_HELLO)) == _HELLO
+        return bool(connection.recv(1))  # its keeper speaks first
     return False
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a file that whoever reads it sees as it was, or as it is then."""
-    part = path.with_suffix(f".part{os.getpid()}")
-    part.write_text(json.dumps(value), encoding="utf-8")
-    part.replace(path)

@@ -26,6 +26,7 @@ from meshdsl.rehearsal.run import Restart, Run, Stretch
 from meshdsl.rehearsal.text import describe
 from meshdsl.rehearsal.words import parse_pairs, parse_rate, parse_seconds
 from meshdsl.tools.analysis import Analysis
+from meshdsl.train.checkpoints.copies import TIMES
 from meshdsl.train.config import Config
 from meshdsl.train.overview import device_bytes, whole_bytes
 from meshdsl.train.phases import phases_of
@@ -165,8 +166,8 @@ def _state(analysis: Analysis, target: Target) -> tuple[list[str], int, int]:
         f"state: {byte_words(whole)}, {byte_words(part)} of it on a device",
     ]
     if hosts > 1:
-        copied = byte_words(2 * part * (target.devices // hosts))
-        lines[-1] += f"; copies, own and of a neighbour, take {copied} of the memory of a host"
+        copied = byte_words(TIMES * part * (target.devices // hosts))
+        lines[-1] += f"; copies take up to {copied} of the memory of a host"
     return lines, whole, part
 
 

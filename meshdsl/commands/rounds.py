@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshdsl.commands.members import Member, Members, answers, write_json
+from meshdsl.commands.members import Member, Members, answers
 from meshdsl.commands.processes import free_port
-from meshdsl.parsing import parse_json
+from meshdsl.parsing import parse_json, write_json
 
 _FIRST, _SETTLED = 5.0, 1.0  # seconds without a new host or a lost one before a round begins
 _STARTING = 5.0  # seconds in which all hosts of a round have started their processes
@@ -39,6 +39,7 @@ class Round(NamedTuple):
       places: the number of the first process of each of them.
       total: how many processes there are.
       coordinator: `host:port`, where process 0 listens.
+      keepers: the addresses and secrets of the keepers of the hosts.
       ends: why it is to end: `lost`, `joined`, or empty.
     """
 
@@ -47,6 +48,7 @@ class Round(NamedTuple):
     places: list[int]
     total: int
     coordinator: str
+    keepers: list[str]
     ends: str = ""
 
 
@@ -208,7 +210,12 @@ class Hosts:
         host = self.me.address.rpartition(":")[0]
         names = [each.name for each in taken]
         began = Round(
-            f"{number}-{self.me.name}", names, places[:-1], places[-1], f"{host}:{free_port()}"
+            f"{number}-{self.me.name}",
+            names,
+            places[:-1],
+            places[-1],
+            f"{host}:{free_port()}",
+            [f"{each.address}/{each.secret}" for each in taken],
         )
         devices = sum(each.devices for each in taken)
         self.say(f"round {number}: {len(names)} host{'s' * (len(names) > 1)}, {devices} devices")

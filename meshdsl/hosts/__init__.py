@@ -12,7 +12,7 @@ all of this does nothing.
     hosts.console().print("a line")          # printed once
 """
 
-from meshdsl.hosts.agree import agree, first_does
+from meshdsl.hosts.agree import agree, first_does, first_goes_ahead
 from meshdsl.hosts.console import console
 from meshdsl.hosts.ending import report_and_end
 from meshdsl.hosts.join import join
@@ -24,6 +24,7 @@ __all__ = [
     "count",
     "first",
     "first_does",
+    "first_goes_ahead",
     "index",
     "join",
     "report_and_end",

@@ -1,4 +1,4 @@
-"""What all processes must have alike (`agree`), and what one of them does for all (`first_does`).
+"""What processes must have alike (`agree`), what one does for all (`first_does`), or before them.
 
 The processes must call these functions in the same order: each call has a number, by which a
 process finds the call of the others in the store.
@@ -81,6 +81,20 @@ def first_does(do: Callable[[], T]) -> T:
     if "refused" in found:
         raise MeshDSLError(found["refused"])
     return found["value"]
+
+
+def first_goes_ahead(do: Callable[[], T]) -> T:
+    """Call `do` in all processes; process 0 has done it, or failed, before any other begins."""
+    if store.count() == 1:
+        return do()
+    key = f"ahead/{next(_call_numbers)}"
+    if not store.first():
+        store.wait_for(key)
+        return do()
+    try:
+        return do()
+    finally:
+        store.put(key, "done")
 
 
 def _not_met(what: str, key: str, patience: float, error: RuntimeError) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import jax
+from jax._src import cache_key
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.hosts import store
@@ -200,6 +201,17 @@ def _end_after(seconds: int, text: str) -> Iterator[None]:
         timer.cancel()
 
 
+def _name_programs_alike() -> None:
+    """Let a process on CPUs find in JAX's cache what process 0, which alone writes there, compiled.
+
+    JAX names a program by what it calls the topology of its devices, among other things. On CPUs
+    that differs between the processes of a run, though they all run the same compiled program. So
+    kinds of devices stand in its place, as they do where a platform has no topology.
+    """
+    if hasattr(cache_key, "_hash_devices"):
+        cache_key._hash_accelerator_config = cache_key._hash_devices
+
+
 def _use_gloo() -> None:
     """Let CPUs of several processes talk through gloo; of no concern to GPUs and TPUs."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -207,6 +219,7 @@ def _use_gloo() -> None:
     platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
     if platforms != "cpu" and "JAX_NUM_CPU_DEVICES" not in os.environ:
         return
+    _name_programs_alike()
     # Gloo reports each of its connections on the standard output, in every process. So Python gets
     # a copy of the standard output to print to, and gloo's reports go to nowhere.
     sys.stdout.flush()

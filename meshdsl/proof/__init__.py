@@ -12,12 +12,14 @@ both. `docs/verify.md` has the theorem, and what is trusted.
 | the representation | `terms`, `labels`, `values` |
 | the comparison | `walk` goes through a program, `prove` compares two |
 | lemmas, by primitive | `elements`, `along`, `places`, `moves`, `reductions`, `indexing`, `loops`,
-  and `sorting`, for experts |
-| one form | `forms/`: of sums, of products with exponentials, of rows of tables, of what conditions
-  choose, of what is padded, of windows, of the largest of parts, and of rows that are sorted |
+  `conditions`, and `sorting`, for experts |
+| one form | `forms/`: of sums, of casts between floats, of products with exponentials, of rows of
+  tables, of what conditions choose, of what is padded, of windows, of the largest of parts, and of
+  rows that are sorted |
 | what devices send each other | `sends/`: parts that go round (`rings`), also of rows in another
-  order (`orders`, with sums of such rows in `forms/orders`), edges of neighbours
-  (`edges`), or elements, one by one (`ticks` and `passed`, by `followed`, `routes` and `alone`) |
+  order (`orders`, with sums of such rows in `forms/orders`) or in loops of which each round is
+  looked at alone (`turns`), edges of neighbours (`edges`), or elements, one by one (`ticks` and
+  `passed`, by `followed`, `routes` and `alone`) |
 | what a user sees | `verified`, `certificate`; `counterexample`, by numbers (`simulated`) |
 
 Nothing here knows of layouts, or of how programs are lowered.

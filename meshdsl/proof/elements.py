@@ -8,15 +8,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from meshdsl.proof.forms import lookups
-from meshdsl.proof.forms.products import factors, product
+from meshdsl.proof.forms import casts, lookups  # noqa: F401  (casts have a form)
 from meshdsl.proof.forms.signs import is_at_most
-from meshdsl.proof.forms.sums import LATER, elementwise, is_zero, linear, summands, total
-from meshdsl.proof.labels import Parts, labelled
+from meshdsl.proof.forms.sums import LATER, elementwise, is_zero, linear
+from meshdsl.proof.labels import Parts
 from meshdsl.proof.lemmas import PARTS, Walk, lemma
 from meshdsl.proof.sends import alone, orders
 from meshdsl.proof.terms import NotProved, Terms
-from meshdsl.proof.values import Value, aligned, arguments_of, joined, lacking, unchanging
+from meshdsl.proof.values import Value, aligned, joined, unchanging
 
 # These move nothing and compute nothing: they say something to JAX or to a compiler.
 SAME = (
@@ -178,10 +177,6 @@ def converted(walk: Walk, x: Value, old: np.dtype, new: np.dtype) -> Value:
     terms = walk.terms
     if old == new:
         return x
-    if x.term.op == "cast":
-        narrow, wide = map(np.dtype, x.term.params[:2])
-        if _has_all_of(wide, narrow):
-            return converted(walk, arguments_of(x)[0], narrow, new).at(x.dims)
     if x.term.op == "const":
         number = x.term.params[1]
         value = np.asarray(float(number) if isinstance(number, str) else number, old)
@@ -191,30 +186,8 @@ def converted(walk: Walk, x: Value, old: np.dtype, new: np.dtype) -> Value:
         return x
     both = jnp.issubdtype(old, np.inexact) and jnp.issubdtype(new, np.inexact)
     if both and (old.kind != "c" or new.kind == "c"):
-        of = lambda case: converted(walk, case, old, new)
-        if (chosen := LATER["in_cases"](terms, 0, of, x)) is not None:
-            return chosen.at(x.dims)
-        whole = factors(x)
-        if not whole.plain:  # it keeps what a number is times, up to rounding
-            factor = whole.factor or Value(terms.constant(1.0, old), (), ())
-            cast = whole._replace(factor=converted(walk, factor, old, new))
-            return product(terms, cast).at(x.dims)
-        if x.term.op == "reduce_sum" and not factors(inner := arguments_of(x)[0]).plain:
-            lost = labelled(lacking(inner, x))
-            return total(terms, converted(walk, inner, old, new), lost, lost, x.dims)
-        if x.term.op == "sum":
-            each = ((number, converted(walk, one, old, new)) for number, one in summands(x))
-            return linear(terms, each, x.dims)
         return elementwise(terms, "cast", (str(old), str(new)), [x], x.dims)
     return elementwise(terms, "convert_element_type", (str(old), str(new)), [x], x.dims)
-
-
-def _has_all_of(wide: np.dtype, narrow: np.dtype) -> bool:
-    """Whether a dtype has every number of another one."""
-    if not jnp.issubdtype(narrow, np.floating) or not jnp.issubdtype(wide, np.floating):
-        return narrow == wide
-    w, n = jnp.finfo(wide), jnp.finfo(narrow)
-    return bool(w.nmant >= n.nmant and w.maxexp >= n.maxexp and w.minexp <= n.minexp)
 
 
 def _fits(number: Any, dtype: np.dtype) -> bool:

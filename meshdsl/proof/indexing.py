@@ -17,7 +17,16 @@ from meshdsl.proof.sends import orders
 from meshdsl.proof.sends.edges import placed, put_together
 from meshdsl.proof.sends.rings import at_index
 from meshdsl.proof.terms import Terms
-from meshdsl.proof.values import Value, aligned, arguments_of, joined, made, opened, unchanging
+from meshdsl.proof.values import (
+    Value,
+    aligned,
+    apart,
+    arguments_of,
+    joined,
+    made,
+    opened,
+    unchanging,
+)
 
 
 @lemma("slice")
@@ -208,7 +217,7 @@ def _gather(walk: Walk, eqn, x: Value, at: Value) -> list[Value]:
 
 
 def _ordered_rows(walk: Walk, eqn, x: Value, at: Value) -> Value | None:
-    """Rows by their numbers, where the order of either is that of a sort; see `sorted_rows`."""
+    """Rows by their numbers, if these are all numbers, or the order of either is that of a sort."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     rank = len(at.dims) - 1
     plain = numbers.collapsed_slice_dims == numbers.start_index_map == (0,)
@@ -216,6 +225,9 @@ def _ordered_rows(walk: Walk, eqn, x: Value, at: Value) -> Value | None:
         return None
     if numbers.offset_dims != tuple(range(rank, rank + len(sizes) - 1)):
         return None
+    found = lookups.all_rows(apart(x), at.at(at.dims[:-1]))
+    if found is not None:
+        return found
 
     def other(at: Value) -> Value | None:
         if at.term.op != "const":

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshdsl.proof.labels import Label, Major, Minor, Part, Parts, Sent, axis_of, fresh, size_of
+from meshdsl.proof.labels import (
+    Label,
+    Major,
+    Minor,
+    Part,
+    Parts,
+    Sent,
+    axis_of,
+    fresh,
+    labelled,
+    size_of,
+)
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import Value, cut, relabelled
 
@@ -72,10 +83,16 @@ def sent(value: Value, axis: str, sources: Sequence[int]) -> Value:
 
     Args:
       sources: for each place along the axis the place that something comes from.
+
+    Raises:
+      NotProved: it is of a round that lies in another order on the device that sends it.
     """
+    local = labelled(part for dim in value.dims for part in dim)
     names: dict[Label, Label] = {}
     for label, size in value.labels.items():
         if isinstance(label, Minor) and label.axis == axis:
+            if label not in local:
+                raise NotProved(f"rounds that lie in another order along `{axis}` are sent on")
             names[label] = label._replace(table=tuple(label.table[source] for source in sources))
         elif axis_of(label) == axis and not isinstance(label, Major):
             old = label.table if isinstance(label, Sent) else range(len(sources))

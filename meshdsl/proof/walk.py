@@ -12,6 +12,7 @@ from jax.extend.core import Literal
 
 from meshdsl.proof import (  # noqa: F401  (they fill the table)
     along,
+    conditions,
     elements,
     indexing,
     loops,

@@ -334,7 +334,8 @@ class Config:
       phase: phases of the run, in their order: each says by `until` which step is its last, and
         which settings change from its first step on.
       elastic: of a run whose number of devices may change: `devices`, the number that `batch` and
-        `microbatches` are for, and for numbers of devices sizes of mesh axes, or a layout.
+        `microbatches` are for; for numbers of devices sizes of mesh axes, or a layout; and
+        `memory_every`, the steps between two copies of the state in the memory of the hosts.
     """
 
     layout: str | dict = "data"

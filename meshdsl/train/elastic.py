@@ -4,6 +4,7 @@
     devices = 8                      # that `batch` and `microbatches` are planned for
     6 = { data = 3, model = 2 }      # sizes of axes of the mesh, where there are 6 devices
     4 = "four.toml"                  # or a layout
+    memory_every = 20                # see `checkpoints.copies`
 
 The layout is that of the run, whose axes of the size "rest" take the devices that there are, unless
 the table names another one. The batch stays as it is: on fewer devices it is run in more

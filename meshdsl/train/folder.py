@@ -97,6 +97,11 @@ class RunFolder:
         return self.path / _HOSTS
 
     @property
+    def copies(self) -> Path:
+        """What says which copies in the memory of these hosts the run may go on from."""
+        return self.hosts / "copies.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,7 +214,13 @@ class TrainingLoop:
 
     def _compiled(self) -> Callable:
         start = time.perf_counter()
-        step = self._ahead.compiled(self.job)
+        compiled = partial(self._ahead.compiled, self.job)
+        if self.job.config.compile_cache and self.job.mesh.devices.flat[0].platform == "cpu":
+            # Processes on CPUs often share cores, which one of them can use for all.
+            _ = self.job.lowered
+            step = hosts.first_goes_ahead(compiled)
+        else:
+            step = compiled()
         self.console.print(f"compiled in {time.perf_counter() - start:.1f} s")
         return step
 
@@ -305,8 +312,9 @@ class TrainingLoop:
                     until = relayouts.change(self.now, done, self._prove)
             validate = done == self.last or _due(done, config.validation.every)
             save = ending or done == self.last or self.checkpoints.due(done)
+            copy = not (ending or done == self.last) and self.checkpoints.copy_due(done)
             verdict = guard.judge(metrics)
-            if verdict == "go" and (validate or save or done == until):
+            if verdict == "go" and (validate or save or copy or done == until):
                 # The metrics of this very step, so that what is saved is known to be finite, and
                 # steps of one phase are told before the next one begins.
                 verdict = guard.judge(watch.settle())
@@ -324,7 +332,10 @@ class TrainingLoop:
             if save:
                 with watch.spent("checkpoint"):
                     self.checkpoints.save(done, state, self.reading.position)
-            if validate or save:
+            if copy:
+                with watch.spent("copy"):
+                    self.checkpoints.copy(done, state, self.reading.position)
+            if validate or save or copy:
                 dog.beat(done)
         return state, done, ending
 

@@ -23,8 +23,11 @@ from meshdsl.machine import chip_of
 from meshdsl.predict.compiler.executables import compile_cache
 from meshdsl.program.program import Program
 from meshdsl.train.checkpoints import Checkpoints
+from meshdsl.train.checkpoints.copies import copies_of
+from meshdsl.train.checkpoints.tree_leaves import named_arrays
 from meshdsl.train.config import Config
 from meshdsl.train.deterministic import check_deterministic
+from meshdsl.train.elastic_settings import MEMORY_EVERY
 from meshdsl.train.exchange_lines import exchange_lines, sent_by_workers
 from meshdsl.train.few_bits import with_formats
 from meshdsl.train.folder import RunFolder, check_folder
@@ -116,13 +119,18 @@ def run(
         # The folder is locked below, and unlocked after all else: nobody may come in while a
         # checkpoint is still being written.
         lock = stack.enter_context(ExitStack())
+        every = config.elastic.get(MEMORY_EVERY, 0)
+        copies = copies_of(folder.copies, every, console.print)
         checkpoints = Checkpoints(
             folder.checkpoints,
             **asdict(config.checkpoint),
             forgets="workers" if config.local.workers else "dropped",
             report=console.print,
+            copies=copies,
         )
         stack.enter_context(closing(checkpoints))
+        if copies:
+            copies.check_room(named_arrays(job.state))
         startup.done("prepare")
         # After all that is quick to refuse, because it may tokenize for hours.
         digests = [each.data.digest for each in prepared.values()]

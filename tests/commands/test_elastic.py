@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshdsl.commands import elastic
-from meshdsl.commands.members import Listener, Member, Members, answers
+from meshdsl.commands.members import Member, Members, answers
 from meshdsl.commands.processes import Outcome
 from meshdsl.commands.rounds import Hosts
 from meshdsl.errors import MeshDSLError
+from meshdsl.train.checkpoints.keeper import Keeper, serve
 from meshdsl.train.config import Config
 from meshdsl.train.elastic import fitted
 from meshdsl.train.folder import RunFolder
@@ -33,7 +34,7 @@ class World:
     def add(self):
         name = f"h{len(self.hosts)}"
         answers = lambda address: self.reached(name, address.partition(":")[0])
-        me = Member(name, f"{name}:1", 1, 2)
+        me = Member(name, f"{name}:1", "", 1, 2)
         how = self.folder, me, self.least, self.most, self.fits, self.said.append
         self.hosts[name] = Hosts(*how, answers, lambda: self.time)
         return name
@@ -173,7 +174,7 @@ def test_a_host_that_waits_when_the_run_ends_ends_too(world):
     """Though it took no part, because the run cannot use so many hosts."""
     (world.folder / "checkpoints/7").mkdir(parents=True)
     waits = world.hosts[world.add()]
-    assert elastic._rounds(waits, RunFolder(world.folder), 7, ["train"], []) == 0
+    assert elastic._rounds(waits, Keeper(), RunFolder(world.folder), 7, ["train"], []) == 0
 
 
 def test_rounds_without_progress_are_given_up(world, monkeypatch, capfd):
@@ -186,27 +187,27 @@ def test_rounds_without_progress_are_given_up(world, monkeypatch, capfd):
 
     monkeypatch.setattr(elastic, "launch", launch)
     monkeypatch.setattr(host, "ended", lambda: None)
-    assert elastic._rounds(host, RunFolder(world.folder), 7, ["train"], []) == 75
+    assert elastic._rounds(host, Keeper(), RunFolder(world.folder), 7, ["train"], []) == 75
     assert len(calls) == 4 and calls[0].total == 4
     assert "it is given up: exit code 75, and step 0 is the newest" in capfd.readouterr().err
 
 
-def test_a_listener_answers_and_what_is_none_does_not():
-    listener = Listener()
-    assert answers(f"localhost:{listener.port}")
+def test_a_keeper_answers_who_knocks_and_what_is_none_does_not():
+    port, _ = serve(Keeper())
+    assert answers(f"localhost:{port}")
     assert not answers("localhost:1") and not answers("nowhere.invalid:1") and not answers("x")
 
 
 def test_files_that_are_damaged_are_no_hosts(tmp_path):
     members = Members(tmp_path, lambda address: True)
-    members.write(Member("a", "a:1", 1, 1))
+    members.write(Member("a", "a:1", "", 1, 1))
     (tmp_path / "b.json").write_text('{"name": ')
     (tmp_path / "c.json").write_text('{"other": 1}')
     assert list(members.there()) == ["a"]
     members.leave("a")
     members.leave("a")
     assert members.there() == {}
-    members.write(replace(Member("a", "a:1", 1, 1), beat=3))
+    members.write(replace(Member("a", "a:1", "", 1, 1), beat=3))
     assert members.there(["a", "z"])["a"].beat == 3
 
 
@@ -241,8 +242,14 @@ def test_mistakes_are_known_before_anything_starts(flags, words, why, tmp_path, 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        (["elastic.many=3"], "elastic.many: expected `devices`, or a number of devices"),
-        (["elastic.devices=0"], "elastic.devices: expected `devices`, or a number of devices"),
+        (
+            ["elastic.many=3"],
+            "elastic.many: expected `devices`, `memory_every` or a number of devices",
+        ),
+        (
+            ["elastic.devices=0"],
+            "elastic.devices: expected `devices`, `memory_every` or a number of devices",
+        ),
         (["elastic.2=3"], "elastic.2: expected sizes of mesh axes, or a layout"),
         (["elastic.2={ data = 0 }"], "elastic.2: sizes of mesh axes are whole numbers"),
         (["elastic.2={ model = 2 }"], "elastic.2: the layout has no axis `model`"),

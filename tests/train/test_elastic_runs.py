@@ -7,6 +7,7 @@ slow tests run; 30 with HYPOTHESIS_PROFILE=nightly.
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,9 @@ import pytest
 from benchmarks.limited_network import limited, missing
 from meshdsl.train.checkpoints.folders import saved_steps
 from meshdsl.train.checkpoints.saved_arrays import verify
+from meshdsl.train.watch.metrics_file import last_line
 from tests.nightly import NIGHTLY
+from tests.train import ids
 from tests.train.common import SHORT, losses, train
 from tests.train.test_kill_matrix import environment, members
 
@@ -30,6 +33,10 @@ SETTINGS = [
     *("batch=24", "model.d_model=24", "model.heads=4"),  # over 2, 3 and 4 devices
     *("checkpoint.every=1", "checkpoint.keep=3", "schedule.shape=constant"),
 ]
+# Nothing is saved on disk until the last step, or until a host comes.
+IN_MEMORY = ["checkpoint.every=0", "elastic.memory_every=3"]
+IDS = ["--model", f"{ids.__file__}:Ids", "batch=24", "checkpoint.every=1"]
+IDS_DATA = f"{ids.__file__}:numbered"
 DEADLINE = 300.0  # seconds until a run goes on after a fault
 
 
@@ -40,13 +47,16 @@ class Fleet:
       least: as few hosts the run goes on with.
       prefix: of the command that starts a host, by its number: in a network of its own, say.
       names: by which the others reach each host.
+      settings: of the run.
     """
 
-    def __init__(self, folder, text, steps, least=2, prefix=lambda i: [], names=None):
+    def __init__(
+        self, folder, data, steps, least=2, prefix=lambda i: [], names=None, settings=SETTINGS
+    ):
         self.folder, self.prefix, self.names = folder, prefix, names
         self.flags = ["launch", "--elastic", f"{least}:4", "--host"]
-        self.words = ["--", "train", "--data", text, "--layout", "fsdp", "--out", str(folder)]
-        self.words += [*SETTINGS, f"steps={steps}"]
+        self.words = ["--", "train", "--data", data, "--layout", "fsdp", "--out", str(folder)]
+        self.words += [*settings, f"steps={steps}"]
         self.hosts: dict[int, subprocess.Popen] = {}
         self.printed = folder.with_suffix(".txt")
 
@@ -73,14 +83,22 @@ class Fleet:
         host.wait()
 
     @property
+    def text(self):
+        """What all hosts have printed."""
+        return self.printed.read_text()
+
+    @property
     def newest(self):
-        return max(saved_steps(self.folder / "checkpoints"), default=0)
+        """The newest step that is saved, or that is measured where few are saved."""
+        saved = saved_steps(self.folder / "checkpoints")
+        metrics = last_line(self.folder / "metrics.jsonl") if IN_MEMORY[0] in self.words else None
+        return max([*saved, (metrics or {}).get("step", 0)])
 
     def comes_to(self, step):
         """Wait until a step is saved; returns how many seconds that took."""
         began = time.monotonic()
         while self.newest < step and any(each.poll() is None for each in self.hosts.values()):
-            assert time.monotonic() - began < DEADLINE, self.printed.read_text()
+            assert time.monotonic() - began < DEADLINE, self.text
             time.sleep(0.02)
         return time.monotonic() - began
 
@@ -96,7 +114,7 @@ class Fleet:
             count = draw.choice([1, 2]) if not lost else 1
             what, numbers = "lost", draw.sample(sorted(self.hosts), count)
         for number in numbers:
-            assert what == "come" or self.hosts[number].poll() is None, self.printed.read_text()
+            assert what == "come" or self.hosts[number].poll() is None, self.text
             (self.add if what == "come" else self.lose)(number)
         return what, self.comes_to(self.newest + 1)
 
@@ -122,19 +140,46 @@ def test_hosts_that_are_lost_and_come_back_change_no_loss(tmp_path, text):
         fleet.comes_to(2)
         leaves = fleet.hosts.pop(3)
         leaves.send_signal(signal.SIGTERM)  # and the others go on
-        assert leaves.wait(DEADLINE) == 0, fleet.printed.read_text()
+        assert leaves.wait(DEADLINE) == 0, fleet.text
         fleet.comes_to(fleet.newest + 1)
         for _ in range(FAULTS):
             fleet.meet(draw)
             time.sleep(2 * draw.random())
         codes = fleet.wait()
-        assert set(codes.values()) == {0}, fleet.printed.read_text()
+        assert set(codes.values()) == {0}, fleet.text
     kept = out / "checkpoints"
     assert [verify(kept / str(step)) for step in saved_steps(kept)] == [""] * 3
     words = ["--data", text, "--layout", "fsdp", "--devices", "4", *SETTINGS, f"steps={steps}"]
     code, alone = train(tmp_path / "b", *words)
     assert code == 0
     np.testing.assert_allclose(losses(out), alone, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_where_a_host_is_lost_a_run_goes_on_from_the_memory_of_the_others(tmp_path):
+    """Each step has its rows, and no row is read twice or left out: losses say which they are."""
+    out, steps = tmp_path / "a", ids.ROWS // 24
+    fleet = Fleet(out, IDS_DATA, steps, settings=[*IDS, *IN_MEMORY])
+    with ExitStack() as stack:
+        stack.callback(fleet.close)
+        for number in range(3):
+            fleet.add(number)
+        fleet.comes_to(8)
+        before = fleet.newest
+        fleet.lose(1)
+        fleet.comes_to(before + 4)
+        assert saved_steps(out / "checkpoints") == []
+        resumed = [int(step) for step in re.findall(r"resumed after step (\d+)", fleet.text)]
+        # The one that was being sent may not be whole.
+        assert len(resumed) == 1 and resumed[0] % 3 == 0 and resumed[0] >= before - 6, fleet.text
+        assert f"goes on from the copy of step {resumed[0]} in memory" in fleet.text
+        assert set(fleet.wait().values()) == {0}, fleet.text
+    found = losses(out)
+    code, alone = train(tmp_path / "b", "--data", IDS_DATA, *IDS, f"steps={steps}")
+    assert code == 0
+    np.testing.assert_allclose(found, alone, rtol=1e-6)
+    numbers = [row["number"] for row in ids.numbered("train")]
+    np.testing.assert_allclose(24 * np.sum(found), np.sum(numbers, dtype=float), rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -156,7 +201,7 @@ def test_a_host_whose_network_is_cut_is_left_out(tmp_path, text):
         fleet.comes_to(3)
         network.cut(2)
         fleet.comes_to(fleet.newest + 3)
-        assert "round 2: 2 hosts" in fleet.printed.read_text()
+        assert "round 2: 2 hosts" in fleet.text
         network.mend(2)
-        while "round 3: 3 hosts" not in fleet.printed.read_text():
+        while "round 3: 3 hosts" not in fleet.text:
             fleet.comes_to(fleet.newest + 1)

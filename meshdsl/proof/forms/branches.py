@@ -10,7 +10,6 @@ in a case that may be zero goes into the cases, and what the same condition deci
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -43,7 +42,7 @@ def by_case(terms: Terms, which: Value, cases: Sequence[Value]) -> Value:
     """The case that a condition chooses, of values in which the same parts have the same labels."""
     if len(cases) == 2:
         which, no, yes = _plain(which, *cases)
-        if is_planned(which.term):
+        if which.term.planned:
             no, yes = _within(no, which, 0), _within(yes, which, 1)
         cases = no, yes
         if _always(terms, which, no, yes):
@@ -79,21 +78,13 @@ def _plain(which: Value, no: Value, yes: Value) -> tuple[Value, Value, Value]:
     return which, no, yes
 
 
-@functools.lru_cache(4096)
-def is_planned(term: Term) -> bool:
-    """Whether a term depends on numbers alone that are known before the program runs."""
-    if term.op in ("array", "const", "iota"):
-        return True
-    return bool(term.args) and all(map(is_planned, term.args))
-
-
 @later
 def by_round(terms: Terms, values: Sequence[Value]) -> Value | None:
     """A `select_n` that numbers decide for each round of a loop, as that of a layer."""
     which, *cases = values
     here = labelled(part for dim in which.dims for part in dim)
     rounds = [label for label in which.labels if isinstance(label, int)]
-    if here or not rounds or len(cases) != 2 or not is_planned(which.term):
+    if here or not rounds or len(cases) != 2 or not which.term.planned:
         return None
     return by_case(terms, which, cases)
 
@@ -122,7 +113,7 @@ def inside(value: Value, which: Value, case: int, count: int) -> Value:
 
 def planned(value: Value) -> tuple[Value, list[Value]] | None:
     """A condition that numbers decide, and what it chooses from; None if a value is no such."""
-    if value.term.op != "cond" or not is_planned(value.term.args[0]):
+    if value.term.op != "cond" or not value.term.args[0].planned:
         return None
     which, *cases = arguments_of(value)
     return (which, cases) if len(cases) == 2 else None
@@ -248,7 +239,7 @@ def _without(terms: Terms, value: Value, condition: Value) -> Value:
     order, least, largest = _ordered(condition)
     low, high = _of_all(least, "min", "max"), _of_all(largest, "max", "min")
     dtypes = condition.term.params[:-2]
-    counts = all(one.value.term.op in ("const", "iota") for one in (*low, *high))
+    counts = all(_is_counted(one.value.term) for one in (*low, *high))
     if dtypes and len(low) + len(high) > 2 and not counts:  # they may wrap around
         return value
 
@@ -263,6 +254,11 @@ def _without(terms: Terms, value: Value, condition: Value) -> Value:
         return false if any(_are_among(each, low) for each in either) else None
 
     return replaced(terms, value, lambda term: term.op in _ORDERS, replace)
+
+
+def _is_counted(term: Term) -> bool:
+    """Whether numbers count elements, in whatever order."""
+    return term.op in ("const", "iota") or (term.op == "ordered" and _is_counted(term.args[0]))
 
 
 def _ordered(value: Value) -> tuple[str, Value, Value]:

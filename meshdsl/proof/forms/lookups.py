@@ -7,7 +7,13 @@ program of one device does the same, with all rows. These are patterns of severa
     lookup(table, v)    select(0 <= v < n, 0, gather(table, v)), where the table has n rows
     spread(v, x)        scatter-add of select(0 <= v < n, 0, x) to n rows at v
 
-In both, `v` is the number of a row less `n` times the place of the device, if devices have parts.
+Where each number is there once, in whatever order devices have them, the rows are the table itself:
+
+    gather(table, iota(n))                  table
+    sum over all i of put(iota(n)[i], x)    x
+
+In `lookup` and `spread`, `v` is the number of a row less `n` times the place of the device, if
+devices have parts.
 """
 
 from __future__ import annotations
@@ -15,7 +21,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from meshdsl.proof.forms.sums import elementwise, inwards, is_zero, linear, summands, unpadded
+from meshdsl.proof.forms.sums import (
+    elementwise,
+    inwards,
+    is_zero,
+    linear,
+    of_linear,
+    summands,
+    total,
+    unpadded,
+)
 from meshdsl.proof.labels import Part, Parts, fresh, labelled, size_of
 from meshdsl.proof.terms import Terms
 from meshdsl.proof.values import Value, alike, arguments_of, made, opened
@@ -140,3 +155,49 @@ def spread(
     row = Part(rows, fresh())
     out = [(row,) if dim is None else dim for dim in dims]
     return made(terms, "spread", (), [at, x], out, new=[(*axes, row)])
+
+
+def in_place_of(value: Value, old: Parts, new: Parts) -> Value | None:
+    """`value` with other parts for neighbouring ones, along which it may also be the same.
+
+    None: it has only some of them, or has the new ones already.
+    """
+    have = value.labels
+    if not labelled(new).keys().isdisjoint(have):
+        return None
+    if labelled(old).keys().isdisjoint(have):
+        return value
+    count = len(old)
+    for number, dim in enumerate(value.parts):
+        for i in range(len(dim) - count + 1):
+            if dim[i : i + count] == old:
+                parts = (*dim[:i], *new, *dim[i + count :])
+                return Value(
+                    value.term, (*value.parts[:number], parts, *value.parts[number + 1 :]), ()
+                )
+    return None
+
+
+def all_rows(table: Value, at: Value) -> Value | None:
+    """The rows of a table at their numbers, if these are all numbers, each of which is there once.
+
+    Args:
+      table: with as many rows, which are its first dim.
+    """
+    if at.term.op != "iota" or at.term.shape[0] != table.shape[0]:
+        return None
+    found = in_place_of(table, table.dims[0], at.parts[0])
+    return found and found.at([*at.dims, *table.dims[1:]])
+
+
+@inwards("put")
+def _of_put(terms: Terms, value: Value, labels, sizes) -> Value | None:
+    """The sum of what is put to each row, if the rows are counted."""
+    (at, x), along = opened(value)
+    rows, whole = value.term.params[1:3], at.term.op == "iota" and not any(map(any, along))
+    if whole and rows == ((0,), at.term.shape) and labelled(at.parts[0]).keys() <= set(labels):
+        found = in_place_of(x, at.parts[0], value.parts[-1])
+        if found is not None:
+            rest = set(labels) - labelled(at.parts[0]).keys()
+            return total(terms, found, rest, sizes, value.dims)
+    return of_linear(terms, value, labels, sizes)

@@ -11,9 +11,9 @@ A sum over all places k and all j is the sum over all rows of x, in whatever ord
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-from meshdsl.proof.labels import Label, Major, Minor, Part, Parts, fresh
+from meshdsl.proof.labels import Label, Major, Minor, Part, Parts, fresh, labelled
 from meshdsl.proof.moves import moved_label
 from meshdsl.proof.terms import NotProved, Terms
 from meshdsl.proof.values import Value, made, opened
@@ -65,3 +65,15 @@ def of_rows(value: Value, labels: Collection[Label]) -> tuple[Value, Part] | Non
     chunk = Part(value.term.params[-1][0], fresh())
     parts = tuple(_replaced(dim, tuple(gone), (chunk,)) for dim in arg.parts)
     return Value(arg.term, parts, arg.dims), chunk
+
+
+def each_row(terms: Terms, value: Value, change: Callable[[Value], Value]) -> Value:
+    """What is made of each row of a value that is ordered, in the same order."""
+    found = of_rows(value, labelled(value.parts[-1]))
+    assert found is not None
+    arg, part = found
+    arg = change(arg)
+    if part.label not in arg.labels:
+        return arg.at(value.dims)
+    along, new = [[(part,)]], [value.parts[-1]]
+    return made(terms, "ordered", value.term.params[:-2], [arg], value.dims, along=along, new=new)

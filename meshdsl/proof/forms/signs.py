@@ -69,7 +69,7 @@ def _range(term: Term) -> tuple[int | None, int | None]:
 
 
 # Of upper bounds, such as maxima, these make upper bounds.
-_OF_BOUNDS = {"cast", "concatenate", "join", "pad", "slice", "windows"}
+_OF_BOUNDS = {"cast", "concatenate", "join", "ordered", "pad", "slice", "windows"}
 _MOST = 80  # the exponential of a larger constant may be no number of a float any more
 
 

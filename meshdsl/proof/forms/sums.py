@@ -15,7 +15,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from meshdsl.proof.forms.orders import of_places, of_rows
+from meshdsl.proof.forms.orders import each_row, of_places, of_rows
 from meshdsl.proof.labels import Label, Part, Parts, labelled
 from meshdsl.proof.terms import Term, Terms
 from meshdsl.proof.values import Value, arguments_of, lacking, made, opened, own_dims
@@ -256,15 +256,7 @@ def _of_ordered(terms: Terms, value: Value, labels, sizes) -> Value | None:
         return total(terms, arg, {*rest, part.label}, {**sizes, part.label: part.size}, value.dims)
     if not rest:
         return None
-    found = of_rows(value, own)
-    assert found is not None
-    arg, part = found
-    arg = total(terms, arg, rest, sizes)
-    if part.label not in arg.labels:
-        return total(terms, arg, set(labels) & own, sizes, value.dims)
-    along, new = [[(part,)]], [value.parts[-1]]
-    params = value.term.params[:-2]
-    value = made(terms, "ordered", params, [arg], value.dims, along=along, new=new)
+    value = each_row(terms, value, lambda arg: total(terms, arg, rest, sizes))
     return total(terms, value, set(labels) & own, sizes)
 
 

@@ -7,7 +7,7 @@ there once (`labels.Minor`). Only numbers that are known for each place say whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -184,12 +184,12 @@ def of_place(x: Value, dim: int, start: Value, size: int) -> Value | None:
 def _counted(terms: Terms, value: Value, dim: int, pieces: int) -> Value:
     """What counts the rows of a piece, as that piece of all numbers."""
     run = value.dims[dim]
+    (size, row), *more = run or (Part(1, None),)
     axes = [label for label in value.labels if axis_of(label)]
     axis = axis_of(axes[0]) if axes else ""
-    if len(run) != 1 or not isinstance(run[0].label, int) or {*map(axis_of, axes)} != {axis}:
+    if more or isinstance(row, Minor) or {*map(axis_of, axes)} != {axis}:
         return value
-    size, label = run[0]
-    found = numbers_of(value, {axis: 0, label: 1}, 2) if axis else None
+    found = numbers_of(value, {axis: 0, row: 1}, 2) if axis else None
     if found is None or found.shape[1] != size:
         return value
     first, total = found[:, :1], pieces * len(found)
@@ -197,7 +197,30 @@ def _counted(terms: Terms, value: Value, dim: int, pieces: int) -> Value:
     if not right or first.min() < 0 or first.max() >= total * size:
         return value
     part = Part(total, moved_label(axis, (first // size).ravel().tolist(), total))
-    return Value(terms.iota(total * size), ((part, run[0]),), value.dims)
+    return Value(terms.iota(total * size), ((part, *run),), value.dims)
+
+
+class OfEachRound(NotProved):
+    """Numbers that say where rows are depend on the round of a loop, which may be looked at alone.
+
+    Attributes:
+      labels: of the rounds.
+    """
+
+    def __init__(self, labels: Collection[Label]):
+        super().__init__("in each round of a loop rows lie in another order")
+        self.labels = frozenset(labels)
+
+
+def _check_rounds(terms: Terms, values: Sequence[Value]) -> None:
+    """Raise `OfEachRound` if it is known what values count, in each round and on each device."""
+    labels = {label for value in values for label in value.labels}
+    each = enumerate({axis_of(label) or label for label in labels})
+    places: dict[Label | None, int] = {label: i for i, label in each}
+    rounds, axes = labels & terms.rounds, {*map(axis_of, labels)} - {""}
+    known = (numbers_of(value, places, len(places)) for value in values)
+    if rounds and len(axes) == 1 and all(numbers is not None for numbers in known):
+        raise OfEachRound(rounds)
 
 
 def put_together(terms: Terms, values: Sequence[Value], dim: int, *, counts: bool) -> Value | None:
@@ -220,6 +243,8 @@ def put_together(terms: Terms, values: Sequence[Value], dim: int, *, counts: boo
         found = _tables(values, axis)
         if found is not None and (one := _in_order(*found, dim)) is not None:
             return one
+    if counts:
+        _check_rounds(terms, values)
     return None
 
 

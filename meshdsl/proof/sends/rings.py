@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshdsl.proof.forms.assumed import THROUGH, again, rebuilt
-from meshdsl.proof.forms.known import computed, numbers_of
+from meshdsl.proof.forms.known import computed, numbers_along, numbers_of
 from meshdsl.proof.forms.products import name_of
 from meshdsl.proof.forms.sums import TOGETHER, Pairs, form, linear, total
 from meshdsl.proof.labels import Label, Minor, Part, Sent, axis_of, fresh
@@ -127,7 +127,12 @@ def at_index(terms: Terms, value: Value, label: Label, index: int) -> Value | No
     def base(v: Value) -> Value | None:
         if label not in v.labels:
             return v
-        return _counted(terms, v, label, index) if v.term.op == "iota" else None
+        if v.term.op == "iota":
+            return _counted(terms, v, label, index)
+        numbers = numbers_along(v, Part(v.labels[label], label)) if v.term.op == "array" else None
+        if numbers is None:
+            return None
+        return Value(terms.constant(numbers[index], v.term.params[0]), (), ())
 
     return rebuilt(terms, value, base)
 

@@ -6,6 +6,9 @@ the data, the dims of every array, and digests that show any damage when the che
 
 Arrays are read straight into the shardings of the run that asks for them. That run may have another
 layout, another mesh and another number of devices or processes than the run that wrote them.
+
+Launchers of an elastic run keep copies of the state in memory too (`copies`, `keeper`), which are
+read in the same way.
 """
 
 from meshdsl.train.checkpoints.checkpoints import Checkpoints as Checkpoints

@@ -16,9 +16,15 @@ from meshdsl import hosts
 from meshdsl.errors import MeshDSLError, whole_number
 from meshdsl.layout import Layout
 from meshdsl.train.checkpoints import folders, manifest, tree_leaves
+from meshdsl.train.checkpoints.copies import Copies, Copy
 from meshdsl.train.checkpoints.digest import digests
 from meshdsl.train.checkpoints.manifest import Manifest
-from meshdsl.train.checkpoints.newest import GoodCheckpoint, newest_complete, read_newest_good
+from meshdsl.train.checkpoints.newest import (
+    GoodCheckpoint,
+    OnDisk,
+    newest_complete,
+    read_newest_good,
+)
 from meshdsl.train.checkpoints.places import as_before, as_wanted, on_devices, zeros_as
 from meshdsl.train.checkpoints.save_schedule import SaveSchedule
 from meshdsl.train.checkpoints.writer import Writer
@@ -64,6 +70,7 @@ class Checkpoints:
         or one of other dims, it begins with zeros, and `forgot` is true from then on.
       report: called with a line on each damaged checkpoint that is passed over, and on what is
         forgotten.
+      copies: those that are also made in the memory of hosts.
 
     Raises:
       MeshDSLError: one of the numbers is not legal.
@@ -79,11 +86,13 @@ class Checkpoints:
         keep_every: int = 0,
         forgets: str = "",
         report: Callable[[str], Any] = print,
+        copies: Copies | None = None,
     ):
         self.folder = Path(folder)
         self._keep = whole_number("Checkpoints: `keep`", keep, 1)
         self._keep_every = whole_number("Checkpoints: `keep_every`", keep_every, 0)
         self._report, self._forgets, self.forgot = report, forgets, False
+        self._copies = copies
         self._schedule = SaveSchedule(whole_number("Checkpoints: `every`", every, 0), minutes)
         self._writer: Writer | None = None
         self._background = ThreadPoolExecutor(1, "checkpoint")
@@ -99,9 +108,11 @@ class Checkpoints:
 
     @property
     def latest(self) -> int | None:
-        """The step of the newest checkpoint by its name, good or damaged; None without one."""
+        """The step of the newest checkpoint, good or damaged, or copy; None without one."""
         self._finish_writing()
-        return max(hosts.first_does(lambda: folders.saved_steps(self.folder)), default=None)
+        steps = hosts.first_does(lambda: folders.saved_steps(self.folder))
+        copy = self._copy()
+        return max([*steps, *([copy.step] if copy else [])], default=None)
 
     @property
     def kept(self) -> int:
@@ -115,7 +126,7 @@ class Checkpoints:
         return min(self._keep, sum(not (every and step % every == 0) for step in good))
 
     def check(self, state: Any) -> int | None:
-        """Look at the newest checkpoint whose files are all there; arrays are not read.
+        """Look at the newest checkpoint or copy of which all is there; arrays are not read.
 
         Returns:
           Its step, which may be older than `latest`; None where there is no checkpoint.
@@ -125,7 +136,8 @@ class Checkpoints:
             than `state`, with the first difference.
         """
         self._finish_writing()
-        newest = newest_complete(self.folder)
+        newest = newest_complete(self.folder, self._copy())
+        self._go_on(newest)
         if newest is None:
             return None
         self._pass_over_damaged(newest)
@@ -141,6 +153,23 @@ class Checkpoints:
         if self._being_written and self._being_written[1].done():
             self._finish_writing()
         return self._schedule.due(step)
+
+    def copy_due(self, step: int) -> bool:
+        """Whether to make a copy in the memory of hosts after `step`."""
+        return self._copies is not None and self._copies.due(step)
+
+    def copy(self, step: int, state: Any, data: Any = None) -> None:
+        """Begin to make a copy in the memory of hosts, where `copy_due` says so.
+
+        It returns when the arrays are copied and may be overwritten.
+
+        Args:
+          step, state, data: as for `save`.
+        """
+        assert self._copies
+        state = on_devices(state)
+        arrays, leaves = tree_leaves.named_arrays(state), tree_leaves.describe(state)
+        self._copies.keep(step, leaves, arrays, data)
 
     def save(self, step: int, state: Any, data: Any = None) -> None:
         """Begin to write a checkpoint; returns when its arrays are copied and may be overwritten.
@@ -169,7 +198,8 @@ class Checkpoints:
 
         def seal(folder: Path) -> None:
             values = map(int, np.asarray(computed))
-            manifest.write(folder, step, leaves, dict(zip(names, values, strict=True)), data)
+            found = dict(zip(names, values, strict=True))
+            manifest.write(folder, manifest.made(step, leaves, found, data))
 
         try:
             if jax.process_index() == 0:
@@ -182,7 +212,7 @@ class Checkpoints:
     def restore(
         self, like: Any, layout: Layout | None = None, mesh: Mesh | None = None
     ) -> Restored:
-        """Read the newest good checkpoint; damaged ones are passed over, and reported.
+        """Read the newest good checkpoint or copy; damaged ones are passed over, and reported.
 
         Args:
           like: a tree of arrays or of `ShapeDtypeStruct`s, with the names, dims and dtypes of what
@@ -208,14 +238,17 @@ class Checkpoints:
             lost = self._lost(content, target)
             return {name: array for name, array in every.items() if name not in lost}
 
-        newest = read_newest_good(self.folder, wanted)
+        newest = read_newest_good(self.folder, wanted, copy=self._copy())
         self._pass_over_damaged(newest)
+        self._go_on(newest)
         numbers = tree_leaves.numbers_in(newest.manifest["state"])
         lost = self._lost(newest.manifest, target)
         if lost:
-            where = f"in the checkpoint of step {newest.step}"
+            where = f"in the {newest.kept.words}"
             self._report(f"`{self._forgets}` is other {where}; it begins again")
         self.forgot = bool(lost)
+        if isinstance(newest.kept, Copy):
+            self._report(f"the run goes on from the {newest.kept.words}")
         zeros = {name: zeros_as(every[name]) for name in lost & every.keys()}
         state = tree_leaves.with_arrays(target, newest.arrays | numbers | zeros)
         return Restored(as_before(like, state), newest.step, newest.manifest["data"])
@@ -227,6 +260,8 @@ class Checkpoints:
           MeshDSLError: the last checkpoint could not be written.
         """
         self._finish_writing()
+        if self._copies:
+            self._copies.close()
         if self._writer:
             # What could not be written was reported before; orbax raises it again.
             with suppress(*_WRITE_ERRORS):
@@ -234,12 +269,21 @@ class Checkpoints:
             self._writer = None
         self._background.shutdown()
 
+    def _copy(self) -> Copy | None:
+        return self._copies.newest() if self._copies else None
+
+    def _go_on(self, newest: GoodCheckpoint | None) -> None:
+        """Note from which copy the run goes on, if it is one."""
+        if self._copies:
+            kept = newest.kept if newest else None
+            self._copies.go_on(kept if isinstance(kept, Copy) else None)
+
     def _pass_over_damaged(self, newest: GoodCheckpoint) -> None:
         for line in newest.warnings():
             if line not in self._reported:  # `check` sees most of what `restore` sees again
                 self._report(line)
         self._reported.update(newest.warnings())
-        self._damaged |= set(newest.damaged)
+        self._damaged |= {each.step for each in newest.damaged if isinstance(each, OnDisk)}
 
     def _refuse_other(self, content: Manifest, state: Any) -> None:
         """Raise a MeshDSLError unless the checkpoint with this manifest is one of such a state."""

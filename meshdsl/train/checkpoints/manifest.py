@@ -22,7 +22,7 @@ from meshdsl.links import leads_out
 from meshdsl.parsing import parse_json
 from meshdsl.train.checkpoints.tree_leaves import Leaf
 
-Manifest = dict[str, Any]  # the content of the file, with the keys that `write` gives it
+Manifest = dict[str, Any]  # the content of the file, with the keys that `made` gives it
 
 FILE = "meshdsl.json"
 # Orbax writes these after the manifest, and nothing reads them.
@@ -30,7 +30,7 @@ _ORBAX_STAMPS = ("_CHECKPOINT_METADATA", "commit_success.txt")
 _SMALL = 1 << 20  # up to so many bytes a file that holds no array data has a CRC
 
 
-# What `write` gives, by key: of the manifest, and of a leaf in its state.
+# What `made` gives, by key: of the manifest, and of a leaf in its state.
 _KINDS = {"step": int, "time": (int, float), "whole_state": bool, "state": dict, "files": dict}
 _KINDS_OF_LEAF = {
     "dims": (list, type(None)),
@@ -55,16 +55,15 @@ def reason(error: Exception) -> str:
     return str(error).partition(" [")[0].partition("\n")[0]
 
 
-def write(
-    folder: Path,
+def made(
     step: int,
     leaves: dict[str, Leaf],
     digests: dict[str, int],
     data: Any,
     *,
     whole_state: bool = True,
-) -> None:
-    """Write the manifest of a checkpoint whose other files all lie in `folder`.
+) -> Manifest:
+    """The manifest of a state, without files.
 
     Args:
       leaves: a description of every leaf of the state by name, from `tree_leaves.describe`.
@@ -76,15 +75,19 @@ def write(
         name: leaf | ({"digest": digests[name]} if name in digests else {})
         for name, leaf in leaves.items()
     }
-    manifest: Manifest = {
+    return {
         "step": step,
         "time": time.time(),
         "whole_state": whole_state,
         "data": data,
         "state": state,
-        "files": _files(folder),
+        "files": {},
     }
-    text = json.dumps(manifest)
+
+
+def write(folder: Path, content: Manifest) -> None:
+    """Write the manifest of a checkpoint whose other files all lie in `folder`."""
+    text = json.dumps(content | {"files": _files(folder)})
     with (folder / FILE).open("w", encoding="utf-8") as file:
         file.write(f"{zlib.crc32(text.encode()):08x}\n{text}\n")
         file.flush()
@@ -111,7 +114,7 @@ def read(folder: Path) -> Manifest:
 
 
 def _checked(found: Any) -> Manifest:
-    """A manifest, unless its keys or the types of their values are not those that `write` gives.
+    """A manifest, unless its keys or the types of their values are not those that `made` gives.
 
     A CRC that is right says nothing of who wrote it.
     """

@@ -1,11 +1,14 @@
-"""Finds the newest good checkpoint in a folder, and reads it."""
+"""Finds the newest good state that was kept, and reads it.
+
+That is a checkpoint in a folder, or a copy in the memory of hosts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -22,90 +25,152 @@ from meshdsl.train.checkpoints.tree_leaves import Leaf
 _LONGEST = 1000  # bytes of an error that processes tell each other
 
 
-@dataclass(frozen=True)
-class GoodCheckpoint:
-    """A checkpoint that is as it was saved, as far as it was looked at.
+class Kept(Protocol):
+    """A state that was kept. All processes call its methods, in the same order.
 
     Attributes:
-      arrays: those that were asked for, by name.
-      damaged: newer checkpoints that were passed over, by step, and what is wrong with each.
+      step: after which it was.
+      words: what it is, for messages.
     """
 
     step: int
+    words: str
+
+    def manifest(self) -> Manifest:
+        """Its manifest.
+
+        Raises:
+          Damaged: on all processes, if something of it is missing.
+        """
+        ...
+
+    def read(self, leaves: dict[str, Leaf], like: dict[str, Any]) -> dict[str, jax.Array]:
+        """The arrays that `like` names, each in its sharding, for `leaves` of the manifest.
+
+        Raises:
+          Damaged: on this process, if one cannot be read.
+        """
+        ...
+
+
+class OnDisk:
+    """A checkpoint in a folder of its own, named by its step."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.step = folder, int(folder.name)
+        self.words = f"checkpoint of step {self.step}"
+
+    def manifest(self) -> Manifest:
+        return _checked_manifest(self.folder)
+
+    def read(self, leaves: dict[str, Leaf], like: dict[str, Any]) -> dict[str, jax.Array]:
+        return SavedArrays(self.folder, leaves).read(like)
+
+
+@dataclass(frozen=True)
+class GoodCheckpoint:
+    """A state that is as it was kept, as far as it was looked at.
+
+    Attributes:
+      kept: where it is.
+      arrays: those that were asked for, by name.
+      damaged: newer ones that were passed over, and what is wrong with each.
+    """
+
+    kept: Kept
     manifest: Manifest
     arrays: dict[str, jax.Array]
-    damaged: dict[int, str]
+    damaged: dict[Kept, str]
+
+    @property
+    def step(self) -> int:
+        return self.kept.step
 
     def warnings(self) -> list[str]:
-        """A line for the user on each checkpoint that was passed over."""
+        """A line for the user on each state that was passed over."""
         return [
-            f"the checkpoint of step {step} is damaged: {why}; using step {self.step}"
-            for step, why in self.damaged.items()
+            f"the {kept.words} is damaged: {why}; using step {self.step}"
+            for kept, why in self.damaged.items()
         ]
 
 
-def newest_complete(folder: Path) -> GoodCheckpoint | None:
-    """The newest checkpoint whose files are all there; its arrays are not read.
+def newest_complete(folder: Path, copy: Kept | None = None) -> GoodCheckpoint | None:
+    """The newest state of which all is there; its arrays are not read.
+
+    Args:
+      folder: of checkpoints.
+      copy: the newest one that is kept elsewhere.
 
     Returns:
-      The checkpoint, without arrays; None where the folder has no checkpoint.
+      The checkpoint, without arrays; None where there is none.
 
     Raises:
       MeshDSLError: there are checkpoints, and all are damaged.
     """
-    return _newest(folder, _saved_steps(folder), lambda manifest: None)
+    return _newest(folder, _all_kept(folder, copy), lambda manifest: None)
 
 
 def read_newest_good(
-    folder: Path, wanted: Callable[[Manifest], dict[str, Any]], only: int | None = None
+    folder: Path,
+    wanted: Callable[[Manifest], dict[str, Any]],
+    only: int | None = None,
+    copy: Kept | None = None,
 ) -> GoodCheckpoint:
-    """Read the newest checkpoint whose files and arrays are what was saved.
+    """Read the newest state that is wholly what was kept.
 
     Every process calls this.
 
     Args:
-      wanted: called with the manifest of a checkpoint; gives by name anything with a shape and a
-        sharding for each array to read. It may refuse the checkpoint with a MeshDSLError.
+      folder: of checkpoints.
+      wanted: called with the manifest of a state; gives by name anything with a shape and a
+        sharding for each array to read. It may refuse the state with a MeshDSLError.
       only: the only step to look at; by default all.
+      copy: the newest state that is kept elsewhere.
 
     Raises:
       MeshDSLError: there is no checkpoint, or none is good.
     """
-    steps = _saved_steps(folder)
-    if only is not None and only not in steps:
+    every = _all_kept(folder, copy)
+    kept = [each for each in every if only in (None, each.step)]
+    if only is not None and not kept:
+        steps = sorted(each.step for each in every)
         raise MeshDSLError(
             f"{folder}: there is no checkpoint of step {only}; {folders.in_words(steps)}"
         )
-    found = _newest(folder, steps if only is None else [only], wanted)
+    found = _newest(folder, kept, wanted)
     if found is None:
         raise MeshDSLError(f"{folder}: there is no checkpoint")
     return found
 
 
-def _saved_steps(folder: Path) -> list[int]:
-    return first_does(lambda: folders.saved_steps(folder))
+def _all_kept(folder: Path, copy: Kept | None) -> list[Kept]:
+    """The checkpoints in a folder and a copy, the newest first; of two of one step the copy."""
+    steps = first_does(lambda: folders.saved_steps(folder))
+    found: list[Kept] = [OnDisk(folder / str(step)) for step in steps]
+    found += [copy] if copy else []
+    return sorted(found, key=lambda kept: kept.step)[::-1]
 
 
 def _newest(
-    folder: Path, steps: list[int], wanted: Callable[[Manifest], dict[str, Any] | None]
+    folder: Path, every: list[Kept], wanted: Callable[[Manifest], dict[str, Any] | None]
 ) -> GoodCheckpoint | None:
-    """The newest good checkpoint of `steps`, with the arrays that are wanted; None for no steps.
+    """The first good state, with the arrays that are wanted; None where there is no state.
 
     Raises:
       MeshDSLError: all of them are damaged.
     """
-    damaged: dict[int, str] = {}
-    for step in reversed(steps):
+    damaged: dict[Kept, str] = {}
+    for kept in every:
         try:
-            content = _checked_manifest(folder / str(step))
+            content = kept.manifest()
             like = wanted(content)
-            arrays = _checked_arrays(folder / str(step), content["state"], like) if like else {}
-            return GoodCheckpoint(step, content, arrays, damaged)
+            arrays = _checked_arrays(kept, content["state"], like) if like else {}
+            return GoodCheckpoint(kept, content, arrays, damaged)
         except Damaged as damage:
-            damaged[step] = str(damage)
+            damaged[kept] = str(damage)
     if not damaged:
         return None
-    why = "; ".join(f"step {step} is damaged: {text}" for step, text in damaged.items())
+    why = "; ".join(f"the {kept.words} is damaged: {text}" for kept, text in damaged.items())
     raise MeshDSLError(f"{folder}: there is no good checkpoint; {why}")
 
 
@@ -131,9 +196,9 @@ def _checked_manifest(folder: Path) -> Manifest:
 
 
 def _checked_arrays(
-    folder: Path, leaves: dict[str, Leaf], wanted: dict[str, Any]
+    kept: Kept, leaves: dict[str, Leaf], wanted: dict[str, Any]
 ) -> dict[str, jax.Array]:
-    """The arrays of a checkpoint by name, compared with their digests.
+    """The arrays of a state by name, compared with their digests.
 
     Args:
       leaves: the descriptions in its manifest.
@@ -144,7 +209,7 @@ def _checked_arrays(
     """
     arrays, problem = {}, ""
     try:
-        arrays = SavedArrays(folder, leaves).read(wanted)
+        arrays = kept.read(leaves, wanted)
     except Damaged as damage:
         problem = str(damage)
     if problem := first_error(problem):

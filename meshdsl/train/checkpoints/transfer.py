@@ -79,7 +79,8 @@ def import_parameters(files: Tensors, like: dict[str, Leaf], folder: Path) -> li
                 PREFIX + name: _copy(files, name, leaf, unfinished) for name, leaf in like.items()
             }
             leaves = {PREFIX + name: leaf for name, leaf in like.items()}
-            manifest.write(unfinished, 0, leaves, digests, None, whole_state=False)
+            content = manifest.made(0, leaves, digests, None, whole_state=False)
+            manifest.write(unfinished, content)
             unfinished.rename(folder / "0")
     except MeshDSLError:
         raise

@@ -27,6 +27,7 @@ CAUSES = {
     "skipped": "steps that changed nothing",
     "input": "devices waited for input",
     "checkpoint": "checkpoints",
+    "copy": "copies in memory",
     "validation": "validation",
     "phase": "changes of phase",
     "profile": "traces and ledgers",
@@ -54,7 +55,7 @@ class Goodput:
         `input`: reading batches in steps in which the host did not wait for the devices (less than
         a hundredth of the step): so the devices were done, and waited for input, for at most as
         long as this.
-        `checkpoint`, `validation`, `phase`, `profile`, `repeat`: as the metrics have it.
+        `checkpoint`, `copy`, `validation`, `phase`, `profile`, `repeat`: as the metrics have it.
         `rest`: what was measured by nobody, and the step that runs now.
       start_parts: `start` by its parts, such as `import` and `compile`; `unfinished` is the time of
         starts that came to no step.

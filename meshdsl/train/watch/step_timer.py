@@ -13,7 +13,7 @@ TRAINING = ("input", "step")
 # one that they have nothing to do.
 IDLE = 0.01
 # What is done between steps.
-BESIDE = ("checkpoint", "validation", "phase", "profile", "repeat")
+BESIDE = ("checkpoint", "copy", "validation", "phase", "profile", "repeat")
 _METRICS = tuple((what, f"{what}_seconds") for what in (*TRAINING, *BESIDE))
 
 

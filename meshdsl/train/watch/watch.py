@@ -188,14 +188,15 @@ class Watch:
     def spent(self, what: str) -> AbstractContextManager[None]:
         """A context manager: the time inside it counts as `what`.
 
-        Before a checkpoint begins, the metrics of steps that have ended are written. So a run that
-        is resumed from it lacks none.
+        Before a checkpoint or a copy begins, the metrics of steps that have ended are written. So
+        a run that is resumed from it lacks none.
 
         Args:
-          what: `input`, with which a step begins; `checkpoint`; or any other word.
+          what: `input`, with which a step begins; `checkpoint`; `copy`; or any other word.
         """
-        if what == "checkpoint":
+        if what in ("checkpoint", "copy"):
             self._write()
+        if what == "checkpoint":
             return self._saving()
         if what == "input" and self._profile and self._next >= self._profile.steps[0]:
             with self._timer.spent("profile"):

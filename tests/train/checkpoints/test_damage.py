@@ -132,8 +132,9 @@ def test_where_none_is_good_there_is_one_error_and_nothing_is_deleted(tmp_path):
         with pytest.raises(MeshDSLError) as error:
             refuse(make_state(FSDP))
         assert str(error.value) == (
-            f"{tmp_path}/checkpoints: there is no good checkpoint; step 2 is damaged: "
-            "meshdsl.json is not what was written; step 1 is damaged: manifest.ocdbt is missing"
+            f"{tmp_path}/checkpoints: there is no good checkpoint; the checkpoint of step 2 is "
+            "damaged: meshdsl.json is not what was written; the checkpoint of step 1 is damaged: "
+            "manifest.ocdbt is missing"
         )
     assert contents(tmp_path) == before
 
