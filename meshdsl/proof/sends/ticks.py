@@ -25,12 +25,13 @@ import numpy as np
 from meshdsl.program.jaxpr import scan_counts
 from meshdsl.proof.elements import together
 from meshdsl.proof.forms.sums import linear, total
-from meshdsl.proof.labels import Part, Parts, fresh, labelled, size_of
+from meshdsl.proof.labels import Part, labelled, size_of
 from meshdsl.proof.lemmas import CALLS, ELEMENTS, Walk, lemma
 from meshdsl.proof.loops import looped
-from meshdsl.proof.moves import Axes, gathered, given_out
+from meshdsl.proof.moves import gathered, given_out
 from meshdsl.proof.sends.alone import on_device, put_together
 from meshdsl.proof.sends.followed import Followed, Grid, unknown
+from meshdsl.proof.sends.items import axes_of, counted, parts_of
 from meshdsl.proof.sends.routes import Atom, Held, Moved, along, in_place, where_from
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import Value, relabelled, unchanging
@@ -77,8 +78,8 @@ class Ticks(Followed):
         self._carried = {(self._scan, i) for i in range(count) if i not in self._afresh}
         self._ticks, self._reverse = self._items()  # of each item, at each of its turns
         self._length = self._ticks.shape[1]
-        self.items = _parts(self._length, len(self.devices))
-        self.turns = _parts(len(self._ticks) // len(self.devices), 1)
+        self.items = parts_of(self._length, len(self.devices))
+        self.turns = parts_of(len(self._ticks) // len(self.devices), 1)
         self.work = {
             (turn % len(self.devices), int(tick)): (turn, item)
             for turn, ticks in enumerate(self._ticks)
@@ -253,25 +254,8 @@ class Ticks(Followed):
 
     def _counted(self, table: np.ndarray, dtype: Any) -> Value:
         """Numbers that are known, at each turn of each item."""
-        terms, begin = self.walk.terms, table.flat[0]
-        first = Value(terms.constant(begin, dtype), (), ())
-        if (table == begin).all():
-            return first
-        dims = (*self.turns, Part(len(self.devices), self.axis)), self.items
-        if table.dtype == bool or table.size != size_of(dims[0]) * size_of(dims[1]):
-            raise NotProved("numbers do not count turns and items")
-        table = table.astype(int) - int(begin)
-        shape = size_of(self.turns), len(self.devices), self._length
-        table, pairs, counted = table.reshape(shape), [(1, first)], 0
-        for dim, parts in enumerate((self.turns, dims[0][-1:], self.items)):
-            if shape[dim] > 1:
-                step = int(np.moveaxis(table, dim, 0)[1].flat[0])
-                places = [-1 if d == dim else 1 for d in range(3)]
-                counted = counted + step * np.arange(shape[dim]).reshape(places)
-                pairs.append((step, Value(terms.iota(shape[dim]), (parts,), ())))
-        if (table != counted).any():
-            raise NotProved("numbers do not count turns and items")
-        return linear(terms, pairs, ())
+        device = Part(len(self.devices), self.axis)
+        return counted(self.walk.terms, table, dtype, self.turns, device, self.items)
 
     def _assembled(self, ids: np.ndarray, shape: tuple[int, ...], turns: Sequence[int]) -> Value:
         """What pieces are together, which are those of each turn for each item."""
@@ -318,7 +302,7 @@ class Ticks(Followed):
             value = gathered(value, dim, [(axis, len(self.devices))])
         if value.shape[dim] != size_of(parts) * size:
             raise NotProved("items are only a part of what there is")
-        return given_out(value, dim, _axes(parts))
+        return given_out(value, dim, axes_of(parts))
 
     def _on(self, value: Value, device: int) -> Value | None:
         """What a device has."""
@@ -385,9 +369,9 @@ class Ticks(Followed):
             value, kept, gone = self.value(*source.number), self.turns, self.items
             if each:
                 kept, gone = gone, kept
-            gone = dict(_axes(gone))
+            gone = dict(axes_of(gone))
             value = total(self.walk.terms, value, gone, gone)
-            added.append(gathered(value, dim, _axes(kept)) if each or rounds > 1 else value)
+            added.append(gathered(value, dim, axes_of(kept)) if each or rounds > 1 else value)
         added, dims = together(added)
         return linear(self.walk.terms, [(1, value) for value in added], dims)
 
@@ -418,23 +402,8 @@ class Ticks(Followed):
             return None
         if right.size != self._length * size:
             return None
-        value = gathered(self._run()[source.number[1]], dim, _axes(self.items))
+        value = gathered(self._run()[source.number[1]], dim, axes_of(self.items))
         return given_out(value, dim, [(axis, len(self.devices))]) if share else value
-
-
-def _axes(parts: Parts) -> Axes:
-    return [(label, size) for size, label in parts if label is not None]
-
-
-def _parts(count: int, devices: int) -> Parts:
-    """A dim of items: a part for the devices that may share them, and others of prime sizes."""
-    shared = count % devices == 0 and devices > 1
-    found, rest = ([devices], count // devices) if shared else ([], count)
-    for prime in range(2, rest + 1):
-        while rest % prime == 0:
-            found.append(prime)
-            rest //= prime
-    return tuple(Part(size, fresh()) for size in found)
 
 
 def _ids(x: Held) -> Iterable[int]:
