@@ -12,7 +12,7 @@ import meshdsl as md
 from meshdsl.proof import Reference
 from meshdsl.train.stored_layout import find_layout
 from tests.helpers import only
-from tests.proof.common import computed, program, same
+from tests.proof.common import computed, in_zigzag, program, same
 from tests.proof.common import proof as proof_of_step
 from tests.proof.test_pipelines import ITEMS, ROWS, STAGES, W, X, weighed
 from tests.proof.test_programs import mapped
@@ -210,9 +210,10 @@ def test_a_step_of_a_pipeline_is_proved(name):
 
 
 @pytest.mark.slow
-def test_windows_of_other_layers_are_not_proved():
+@pytest.mark.parametrize("layout", [find_layout("pipeline"), in_zigzag(1, 2)])
+def test_windows_of_other_layers_are_not_proved(layout):
     other = 'model.pattern=["global","local"]'
     one = Reference(program(md.Layout(), *SIZES, *STEPS["windows"]).jaxpr)
-    many = program(find_layout("pipeline"), *SIZES, *STEPS["windows"][:-1], other)
+    many = program(layout, *SIZES, *STEPS["windows"][:-1], other)
     found = one.agrees(many.jaxpr, [result.name for result in many.results])
     assert not found.proved
