@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshdsl.proof.forms import casts, lookups  # noqa: F401  (casts have a form)
-from meshdsl.proof.forms.sums import elementwise, is_zero, linear
+from meshdsl.proof.forms.signs import is_at_most
+from meshdsl.proof.forms.sums import LATER, elementwise, is_zero, linear
 from meshdsl.proof.labels import Parts
 from meshdsl.proof.lemmas import PARTS, Walk, lemma
 from meshdsl.proof.sends import alone, orders
@@ -77,6 +78,8 @@ def _each_element(walk: Walk, eqn, *given: Value) -> list[Value]:
         if found is None and walk.sends == PARTS:
             found = orders.chosen(values)
         found = found or lookups.looked_up(terms, values, dims)
+        if found is None and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact):
+            found = LATER["by_round"](terms, values)
         if found is not None:
             return [found.at(dims)]
     elif (found := decided(terms, op, values)) is not None:
@@ -111,6 +114,17 @@ def decided(terms: Terms, op: str, values: Sequence[Value]) -> Value | None:
         number = values[1].term.params[1]
         if isinstance(number, int) and number >= values[0].term.shape[0]:
             return Value(terms.constant(True, bool), (), ())
+    if op == "div" and values[1].term.op == "const" and values[1].term.params[1] == 1:
+        return values[0]
+    if op in ("max", "min"):
+        for one, other in (values, reversed(values)):
+            low, high = (one, other) if op == "min" else (other, one)
+            if is_at_most(low.term, high.term):
+                return one
+    if op == "clamp":
+        low, x, high = (value.term for value in values)
+        if is_at_most(low, x) and is_at_most(x, high):
+            return values[1]
     return None
 
 

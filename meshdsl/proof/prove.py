@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshdsl.program.jaxpr import body_of, sub_jaxprs
-from meshdsl.proof.lemmas import CALLS, LEMMAS, SENDS
+from meshdsl.program.jaxpr import body_of, sub_jaxprs, variables_of
+from meshdsl.proof.lemmas import CALLS, ELEMENTS, LEMMAS, SENDS
 from meshdsl.proof.sorting import CONTRACTS, contract_of
 from meshdsl.proof.terms import NotProved, Place, Term, Terms
 from meshdsl.proof.values import Value
@@ -83,10 +83,15 @@ class Reference:
             return Proof(names, Doubt(names, "it has other dtypes"))
         if self._error is not None:
             return Proof(names, _doubt(names, str(self._error), self._error.place))
-        sends = SENDS if "ppermute" in lemmas_of(program)[0] else SENDS[:1]
-        tried = (self._agrees(program, names, orders, each) for each in sends)
-        first = next(tried)
-        return first if first.proved else next((proof for proof in tried if proof.proved), first)
+        sends = list(SENDS if "ppermute" in lemmas_of(program)[0] else SENDS[:1])
+        if _hands_on(program):
+            sends.sort(key=lambda each: each != ELEMENTS)
+        tried: dict[str, Proof] = {}
+        for each in sends:
+            tried[each] = self._agrees(program, names, orders, each)
+            if tried[each].proved:
+                return tried[each]
+        return tried[sends[0]]
 
     def _agrees(
         self,
@@ -137,6 +142,27 @@ def lemmas_of(program: Any) -> tuple[dict[str, int], tuple[str, ...]]:
     found = Counter(eqn.primitive.name for eqn in _equations(program))
     unknown = tuple(sorted(name for name in found if name not in LEMMAS and name not in CALLS))
     return dict(sorted(found.items())), unknown
+
+
+def _hands_on(program: Any) -> bool:
+    """Whether devices hand on what a loop has made, in the first loop in which they send anything.
+
+    That only says what to try first.
+    """
+    for eqn in _equations(program):
+        made = set()
+        inner = body_of(eqn.params["jaxpr"]).eqns if eqn.primitive.name == "scan" else ()
+        for one in inner:
+            if _has_loop(one) or not made.isdisjoint(variables_of(one.invars)):
+                made.update(one.outvars)
+            if one.primitive.name == "ppermute":
+                return not made.isdisjoint(variables_of(one.invars))
+    return False
+
+
+def _has_loop(eqn: Any) -> bool:
+    inner = (one for jaxpr in sub_jaxprs(eqn.params) for one in body_of(jaxpr).eqns)
+    return eqn.primitive.name == "scan" or any(map(_has_loop, inner))
 
 
 def contracts_of(program: Any) -> tuple[str, ...]:

@@ -64,11 +64,14 @@ class Term:
       shape: the sizes of the indices that are dims of the result.
       free: the variables of loops that it depends on, and that no loop in it binds.
       pads: pairs of an index and a number of elements: those after may be padding; see `padding`.
+      planned: whether it depends on numbers alone that are known before the program runs.
       number: terms are numbered in the order in which they are made.
       place: the equation that it was first made for.
     """
 
-    __slots__ = ("args", "free", "number", "op", "pads", "params", "place", "shape", "views")
+    __slots__ = (
+        *("args", "free", "number", "op", "pads", "params", "place", "planned", "shape", "views"),
+    )
 
     def __init__(
         self,
@@ -84,6 +87,8 @@ class Term:
         self.op, self.params, self.args, self.views = op, params, args, views
         self.shape, self.free, self.number, self.place = shape, free, number, place
         self.pads = _pads(self)
+        of_numbers = bool(args) and all(arg.planned for arg in args)
+        self.planned = of_numbers or op in ("array", "const", "iota")
 
     def __repr__(self) -> str:
         return f"{self.op}:{self.number}{list(self.shape)}"

@@ -123,6 +123,8 @@ class Run:
         x = np.asarray(x).astype(aval.dtype)
         if x.size and x.tobytes() == np.broadcast_to(x.ravel()[0], x.shape).tobytes():
             return Value(self.terms.constant(x.ravel()[0], x.dtype), (), unchanging(x.shape))
+        if x.dtype == np.int32 and x.ndim == 1 and x.size and (x == np.arange(x.size)).all():
+            return whole(self.terms.iota(x.size))
         return self.leaf("array", (str(x.dtype), x.shape, x.tobytes()), x.shape)
 
 

@@ -44,6 +44,13 @@ def in_zigzag(data: int, context: int) -> md.Layout:
 LAYOUTS = {
     "fsdp": md.Layout(["batch -> data, model"], ["d_model -> data, model"], mesh=_BOTH),
     "fsdp-tensor": md.Layout(_TENSOR, _FSDP, mesh=_BOTH),
+    "pipeline": md.Layout(
+        [
+            {"rule": "layers -> stage", "microbatches": {"batch": 4}},
+            "batch -> data, stage",
+        ],
+        mesh={"stage": 2, "data": 2},
+    ),
     "sequence": md.Layout([*_TENSOR, "length -> model"], _FSDP, mesh=_BOTH),
     "ulysses": md.Layout(
         ["batch -> data", "heads?, kv_heads? -> model", "queries, length -> model"],

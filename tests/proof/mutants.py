@@ -243,6 +243,23 @@ def _other_part(at: _At, draw) -> list[Any] | None:
     return [at.eqn.replace(outvars=[first]), turned]
 
 
+def _other_hop(at: _At, draw) -> list[Any] | None:
+    """What is sent to other devices: the other way round, back to who sends it, or to none."""
+    if at.eqn.primitive.name != "ppermute":
+        return None
+    old = tuple(at.eqn.params["perm"])
+    found = [tuple((b, a) for a, b in old), tuple((a, a) for a, _ in old), ()]
+    perm = draw.choice([each for each in found if set(each) != set(old)])
+    return [at.eqn.replace(params={**at.eqn.params, "perm": perm})]
+
+
+def _other_rounds(at: _At, draw) -> list[Any] | None:
+    """A loop whose last round comes first."""
+    if at.eqn.primitive.name != "scan" or at.eqn.params["length"] == 1:
+        return None
+    return [at.eqn.replace(params={**at.eqn.params, "reverse": not at.eqn.params["reverse"]})]
+
+
 KINDS: dict[str, Callable[[_At, random.Random], list[Any] | None]] = {
     "a sum that is not taken": _dropped,
     "a sum that is taken twice": _doubled,
@@ -254,4 +271,6 @@ KINDS: dict[str, Callable[[_At, random.Random], list[Any] | None]] = {
     "another operation": _other_op,
     "a slice that is off by one": _off_by_one,
     "devices in the reverse order": _other_part,
+    "sent to another device": _other_hop,
+    "rounds in the reverse order": _other_rounds,
 }

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from meshdsl.proof.forms.orders import ordered
 from meshdsl.proof.forms.sums import elementwise, extreme, linear, total
-from meshdsl.proof.labels import Minor, labelled
+from meshdsl.proof.labels import Label, Minor, labelled
 from meshdsl.proof.terms import Term, Terms
-from meshdsl.proof.values import Value, alike, arguments_of, lacking, opened, own_dims
+from meshdsl.proof.values import Value, alike, arguments_of, lacking, opened, own_dims, relabelled
 
 # Operations through which it goes: of each element, and along which no order matters.
-_EACH = {"and", "cast", "div", "exp", "gt", "log", "mul", "over", "select_n"}
+_EACH = {"and", "cast", "cond", "div", "exp", "gt", "log", "mul", "over", "select_n"}
 THROUGH = {*_EACH, "ordered", "sum", "reduce_sum"}
 _OF_SOME = {"reduce_sum", "reduce_max", "reduce_min"}
 
@@ -31,13 +31,17 @@ def replaced(
 ) -> Value:
     """`value` with other values for some of those that it is made of.
 
-    What lies behind any operation but those of `THROUGH` stays as it is.
+    What lies behind any operation but those of `THROUGH` stays as it is. What several of them are
+    made of is looked into once.
 
     Args:
       wanted: says of a term whether values of it may be replaced.
-      replace: gets a value of such a term. None: it stays.
+      replace: gets a value of such a term. None: it stays. What it says may not depend on which
+        labels parts have that `value` does not have.
     """
     have: dict[Term, bool] = {}
+    done: dict[Hashable, tuple[list[Label], Value | None]] = {}  # None: it stays
+    outer = value.labels.keys()
 
     def has(term: Term) -> bool:
         if term not in have:
@@ -47,6 +51,22 @@ def replaced(
     def of(value: Value) -> Value:
         if not has(value.term):
             return value
+        inner = [label for label in value.labels if label not in outer]
+        if not all(isinstance(label, int) for label in inner):  # rows in another order
+            return looked_into(value)
+        places: dict[Label | None, tuple[int]] = {label: (i,) for i, label in enumerate(inner)}
+        name = lambda part: (part.size, places.get(part.label, part.label))
+        key = value.term, tuple(tuple(map(name, dim)) for dim in value.parts)
+        if key not in done:
+            found = looked_into(value)
+            done[key] = inner, None if found is value else found
+            return found
+        before, found = done[key]
+        if found is None:
+            return value
+        return relabelled(found, dict(zip(before, inner, strict=True))).at(value.dims)
+
+    def looked_into(value: Value) -> Value:
         found = replace(value) if wanted(value.term) else None
         if found is not None:
             return found.at(value.dims)

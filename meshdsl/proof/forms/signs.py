@@ -51,6 +51,23 @@ def _sign(term: Term) -> int:
     return _ANY
 
 
+def is_at_most(low: Term, high: Term) -> bool:
+    """Whether no number of a term is larger than any number of another one."""
+    (_, largest), (least, _) = _range(low), _range(high)
+    return largest is not None and least is not None and largest <= least
+
+
+def _range(term: Term) -> tuple[int | None, int | None]:
+    """The least and the largest number that a term may have, where whole numbers bound it."""
+    if term.op == "const" and isinstance(term.params[1], int):
+        return int(term.params[1]), int(term.params[1])
+    if term.op == "iota":
+        return 0, term.shape[0] - 1
+    if term.op == "convert_element_type" and term.params[0] == "bool":
+        return 0, 1
+    return None, None
+
+
 # Of upper bounds, such as maxima, these make upper bounds.
 _OF_BOUNDS = {"cast", "concatenate", "join", "ordered", "pad", "slice", "windows"}
 _MOST = 80  # the exponential of a larger constant may be no number of a float any more

@@ -92,6 +92,10 @@ def elementwise(
         found = LATER["each_in_order"](terms, op, params, values)
         if found is not None:
             return found.at(dims)
+    if any(value.term.op == "cond" for value in values):
+        found = LATER["of_cases"](terms, op, params, values)
+        if found is not None:
+            return found.at(dims)
     if op in COMMUTATIVE:
         values = sorted(values, key=lambda value: value.term.number)
     if op in ("mul", "div") or op in ADDITIVE:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import Value
 
 
@@ -162,3 +163,88 @@ def live(pieces: Pieces, ids: Iterable[np.ndarray], sources: Collection[int]) ->
     found = {int(i) for each in ids for i in np.unique(each)}
     atoms = (atom for i in found for atom in pieces[i])
     return {(atom.device, atom.tick) for atom in atoms if atom.source in sources}
+
+
+class Where(NamedTuple):
+    """Where elements come from, all of which are of one array; see `Atom`."""
+
+    source: Source
+    device: np.ndarray
+    tick: np.ndarray
+    index: np.ndarray  # with a last dim for the dims of the source
+
+
+def where_from(pieces: Pieces, ids: np.ndarray) -> Where:
+    """Where some pieces come from.
+
+    Raises:
+      NotProved: they come from several arrays, or some are sums.
+    """
+    found, places = np.unique(ids, return_inverse=True)
+    atoms = [pieces[int(i)] for i in found]
+    sources = {atom.source for each in atoms for atom in each}
+    if len(sources) != 1 or any(len(each) != 1 for each in atoms):
+        raise NotProved("what is computed is put together from several arrays")
+    one = [atom for (atom,) in atoms]
+    of = lambda table: np.array(table)[places.reshape(ids.shape)]
+    return Where(
+        pieces.sources[sources.pop()],
+        of([atom.device for atom in one]),
+        of([atom.tick for atom in one]),
+        of([atom.index for atom in one]),
+    )
+
+
+def _same(index: np.ndarray, n: int, dim: int) -> bool:
+    """Whether elements along a dim have the index there that they had."""
+    right = np.arange(n).reshape([-1 if d == dim else 1 for d in range(index.ndim)])
+    return bool((index < 0).all()) or (index.shape[dim] == n and bool((index == right).all()))
+
+
+def in_place(where: Where, shape: tuple[int, ...], lead: int) -> bool:
+    """Whether pieces are whole arrays, as they were.
+
+    Args:
+      lead: how many dims there are before those of the array.
+    """
+    each = range(len(shape))
+    alike = all(
+        (
+            x == x.reshape(*x.shape[:lead], -1)[..., :1].reshape(*x.shape[:lead], *[1] * len(shape))
+        ).all()
+        for x in (where.device, where.tick)
+    )
+    same = all(_same(where.index[..., d], shape[d], lead + d) for d in each)
+    return alike and same and where.source.shape == shape
+
+
+def along(
+    where: Where, shape: tuple[int, ...], lead: int
+) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
+    """The one dim along which pieces are parts of other arrays in a row.
+
+    Returns:
+      The dim; and for each of its elements the device, the tick, and the index.
+    """
+    source, ranks = where.source.shape, range(len(shape))
+    moved = [
+        d
+        for d in ranks
+        if source[d] != shape[d] or not _same(where.index[..., d], shape[d], lead + d)
+    ]
+    if len(moved) > 1 or not shape:
+        raise NotProved("elements have moved along several dims")
+    dim = moved[0] if moved else 0
+    found = []
+    for x in (where.device, where.tick, where.index[..., dim]):
+        x = np.moveaxis(x, lead + dim, lead)
+        x = x.reshape(*x.shape[: lead + 1], -1)
+        if (x != x[..., :1]).any():
+            raise NotProved("elements have moved along several dims")
+        x = np.maximum(x[..., 0], 0)
+        if x.shape[lead] not in (1, shape[dim]):
+            raise NotProved("elements have moved along several dims")
+        found.append(np.broadcast_to(x, (*x.shape[:lead], shape[dim])))
+    if where.index.shape[lead + dim] == 1 < shape[dim]:
+        found[2] = found[2] + np.arange(shape[dim])
+    return dim, *found

@@ -18,20 +18,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from meshdsl.program.jaxpr import scan_counts
 from meshdsl.proof.elements import together
 from meshdsl.proof.forms.sums import linear, total
-from meshdsl.proof.labels import Part, Parts, fresh, labelled, size_of
+from meshdsl.proof.labels import Part, labelled, size_of
 from meshdsl.proof.lemmas import CALLS, ELEMENTS, Walk, lemma
 from meshdsl.proof.loops import looped
-from meshdsl.proof.moves import Axes, gathered, given_out
+from meshdsl.proof.moves import gathered, given_out
 from meshdsl.proof.sends.alone import on_device, put_together
 from meshdsl.proof.sends.followed import Followed, Grid, unknown
-from meshdsl.proof.sends.routes import Atom, Held, Moved, Source
+from meshdsl.proof.sends.items import axes_of, counted, parts_of
+from meshdsl.proof.sends.routes import Atom, Held, Moved, along, in_place, where_from
 from meshdsl.proof.terms import NotProved
 from meshdsl.proof.values import Value, relabelled, unchanging
 
@@ -56,15 +57,6 @@ def _handed_along(jaxpr: Any) -> str | None:
     return None
 
 
-class Where(NamedTuple):
-    """Where elements come from, all of which are of one array; see `Atom`."""
-
-    source: Source
-    device: np.ndarray
-    tick: np.ndarray
-    index: np.ndarray  # with a last dim for the dims of the source
-
-
 class Ticks(Followed):
     """A loop in which devices hand on what they carry, of which items are looked for.
 
@@ -82,11 +74,12 @@ class Ticks(Followed):
         super().__init__(walk, eqn, values, axis)
         self._scan = self._handed_scan()
         count = scan_counts(self.made[self._scan].eqn.params)[1]
-        self._carried = {(self._scan, i) for i in range(count)}
+        self._afresh = [i for i in range(count) if not self._is_handed(i)]
+        self._carried = {(self._scan, i) for i in range(count) if i not in self._afresh}
         self._ticks, self._reverse = self._items()  # of each item, at each of its turns
         self._length = self._ticks.shape[1]
-        self.items = _parts(self._length, len(self.devices))
-        self.turns = _parts(len(self._ticks) // len(self.devices), 1)
+        self.items = parts_of(self._length, len(self.devices))
+        self.turns = parts_of(len(self._ticks) // len(self.devices), 1)
         self.work = {
             (turn % len(self.devices), int(tick)): (turn, item)
             for turn, ticks in enumerate(self._ticks)
@@ -128,6 +121,13 @@ class Ticks(Followed):
         source = self.pieces.sources[number]
         return source.number[0] if source.owner is self else None
 
+    def _is_handed(self, i: int) -> bool:
+        """Whether what the loop carries as this number goes on from what it has computed before."""
+        eqn, given = self.made[self._scan]
+        j = scan_counts(eqn.params)[0] + i
+        ids = {int(n) for held in given.values() for n in _ids(held[j])}
+        return any(self._source(atom.source) == self._scan for n in ids for atom in self.pieces[n])
+
     def _before(self, cell: Cell) -> Cell | None:
         """Where and when that is computed from which a device goes on; None for what enters."""
         device, tick = cell
@@ -135,14 +135,14 @@ class Ticks(Followed):
         consts, carries = scan_counts(eqn.params)
         found = set()
         for j, x in enumerate(given[tick]):
-            carried = consts <= j < consts + carries
+            carried = consts <= j < consts + carries and j - consts not in self._afresh
             ids = x.ids[[device]] if isinstance(x, Moved) else np.zeros(0, int)
             atoms = (atom for i in np.unique(ids) for atom in self.pieces[int(i)])
             if all(self._source(atom.source) != self._scan for atom in atoms):
                 found.update([None] if carried else [])
                 continue
-            where = self._where(ids)
-            whole = carried and _in_place(where, where.source.shape, 1)
+            where = where_from(self.pieces, ids)
+            whole = carried and in_place(where, where.source.shape, 1)
             if not whole or where.source.number != (self._scan, j - consts):
                 raise NotProved("a loop goes on from something else than what was handed on to it")
             found.add((int(where.device.flat[0]), int(where.tick.flat[0])))
@@ -192,7 +192,8 @@ class Ticks(Followed):
     def _enters_from(self, cell: Cell) -> tuple:
         """A number by which items are sorted: that of the place that they come from."""
         eqn, given = self.made[self._scan]
-        first = given[cell[1]][scan_counts(eqn.params)[0]]
+        handed = min(i for _, i in self._carried)
+        first = given[cell[1]][scan_counts(eqn.params)[0] + handed]
         atoms = self.pieces[int(first.ids[cell[0]].flat[0])] if isinstance(first, Moved) else ()
         return *((atom.device, atom.index) for atom in atoms), cell
 
@@ -221,14 +222,15 @@ class Ticks(Followed):
         if number not in self._values:
             consts, carries = scan_counts(eqn.params)
             carried = range(consts, consts + carries)
-            values = [self._given(number, j, j in carried) for j in range(len(eqn.invars))]
+            handed = [j for j in carried if j - consts not in self._afresh]
+            values = [self._given(number, j, j in handed) for j in range(len(eqn.invars))]
             if bool(eqn.params["reverse"]) != self._reverse:
                 raise NotProved("the rounds of a loop are in the reverse order of its devices")
             around = (*self.turns, Part(len(self.devices), self.axis))
             if any(labelled(around).keys() & values[j].labels.keys() for j in carried):
                 raise NotProved("what enters at the first device depends on later turns")
             self._values[number] = self.walk.step(
-                eqn, lambda: looped(self.walk, eqn, values, around)
+                eqn, lambda: looped(self.walk, eqn, values, around, self._afresh)
             )
         return self._values[number]
 
@@ -252,33 +254,16 @@ class Ticks(Followed):
 
     def _counted(self, table: np.ndarray, dtype: Any) -> Value:
         """Numbers that are known, at each turn of each item."""
-        terms, begin = self.walk.terms, table.flat[0]
-        first = Value(terms.constant(begin, dtype), (), ())
-        if (table == begin).all():
-            return first
-        dims = (*self.turns, Part(len(self.devices), self.axis)), self.items
-        if table.dtype == bool or table.size != size_of(dims[0]) * size_of(dims[1]):
-            raise NotProved("numbers do not count turns and items")
-        table = table.astype(int) - int(begin)
-        shape = size_of(self.turns), len(self.devices), self._length
-        table, pairs, counted = table.reshape(shape), [(1, first)], 0
-        for dim, parts in enumerate((self.turns, dims[0][-1:], self.items)):
-            if shape[dim] > 1:
-                step = int(np.moveaxis(table, dim, 0)[1].flat[0])
-                places = [-1 if d == dim else 1 for d in range(3)]
-                counted = counted + step * np.arange(shape[dim]).reshape(places)
-                pairs.append((step, Value(terms.iota(shape[dim]), (parts,), ())))
-        if (table != counted).any():
-            raise NotProved("numbers do not count turns and items")
-        return linear(terms, pairs, ())
+        device = Part(len(self.devices), self.axis)
+        return counted(self.walk.terms, table, dtype, self.turns, device, self.items)
 
     def _assembled(self, ids: np.ndarray, shape: tuple[int, ...], turns: Sequence[int]) -> Value:
         """What pieces are together, which are those of each turn for each item."""
         if not ids.any():
             return self._zero(shape)
-        where = self._where(ids)
+        where = where_from(self.pieces, ids)
         owner, axis = where.source.owner, self.axis
-        place = _in_place(where, shape, 2)
+        place = in_place(where, shape, 2)
         if isinstance(owner, Ticks):
             cells = zip(where.device.flat, where.tick.flat, strict=True)
             found = [owner.work.get((int(device), int(tick))) for device, tick in cells]
@@ -300,7 +285,7 @@ class Ticks(Followed):
         device = where.device if apart else np.zeros_like(where.device)
         if place and not apart:
             return value
-        dim, device, _, index = _along(where._replace(device=device), shape, 2)
+        dim, device, _, index = along(where._replace(device=device), shape, 2)
         n, size = where.source.shape[dim], shape[dim]
         rows = np.arange(size)
         right = np.arange(self._length)[:, None] * size + rows
@@ -317,27 +302,7 @@ class Ticks(Followed):
             value = gathered(value, dim, [(axis, len(self.devices))])
         if value.shape[dim] != size_of(parts) * size:
             raise NotProved("items are only a part of what there is")
-        return given_out(value, dim, _axes(parts))
-
-    def _where(self, ids: np.ndarray) -> Where:
-        """Where pieces come from.
-
-        Raises:
-          NotProved: they come from several arrays, or some are sums.
-        """
-        found, places = np.unique(ids, return_inverse=True)
-        atoms = [self.pieces[int(i)] for i in found]
-        sources = {atom.source for each in atoms for atom in each}
-        if len(sources) != 1 or any(len(each) != 1 for each in atoms):
-            raise NotProved("what is computed is put together from several arrays")
-        one = [atom for (atom,) in atoms]
-        of = lambda table: np.array(table)[places.reshape(ids.shape)]
-        return Where(
-            self.pieces.sources[sources.pop()],
-            of([atom.device for atom in one]),
-            of([atom.tick for atom in one]),
-            of([atom.index for atom in one]),
-        )
+        return given_out(value, dim, axes_of(parts))
 
     def _on(self, value: Value, device: int) -> Value | None:
         """What a device has."""
@@ -369,12 +334,13 @@ class Ticks(Followed):
     def _summed(self, ids: np.ndarray) -> Value | None:
         """What is added up at each tick, to what there is before; None if it is not that.
 
-        If items take several turns at a device, each turn has its own part of a dim.
+        If items take several turns at a device, each turn has its own part of a dim. Or each item
+        has its part of a dim, to which all turns add something.
         """
         dims, count = [d for d, n in enumerate(ids.shape[1:]) if n > 1], len(self.devices)
         table, rounds = ids.reshape(count, -1), len(self._ticks) // count
         dim, (size, rest) = dims[0] if dims else 0, divmod(table.shape[1], rounds)
-        if len(dims) > 1 or rest:
+        if len(dims) > 1:
             return None
         places = {place: self.pieces[int(i)] for place, i in np.ndenumerate(table)}
         added: list[Value] = []
@@ -383,9 +349,16 @@ class Ticks(Followed):
             begins = isinstance(source.owner, Value)
             if not begins and (source.owner is not self or source.number in self._carried):
                 return None
-            n = table.shape[1] if begins else size
+            own = source.shape[dim] if dims else size
+            each = not begins and own != size and own * self._length == table.shape[1]
+            if not begins and not each and rest:
+                return None
+            n = table.shape[1] if begins else own if each else size
             for (device, row), atoms in places.items():
-                ticks = [-1] if begins else sorted(self._ticks[row // n * count + device])
+                if each:
+                    ticks = sorted(self._ticks[device::count, row // n])
+                else:
+                    ticks = [-1] if begins else sorted(self._ticks[row // n * count + device])
                 at = [row % n if d in dims and m > 1 else -1 for d, m in enumerate(source.shape)]
                 right = [Atom(number, device, int(tick), tuple(at)) for tick in ticks]
                 if [atom for atom in atoms if atom.source == number] != right:
@@ -393,9 +366,12 @@ class Ticks(Followed):
             if begins:
                 added.append(source.owner)
                 continue
-            value, items = self.value(*source.number), dict(_axes(self.items))
-            value = total(self.walk.terms, value, items, items)
-            added.append(gathered(value, dim, _axes(self.turns)) if rounds > 1 else value)
+            value, kept, gone = self.value(*source.number), self.turns, self.items
+            if each:
+                kept, gone = gone, kept
+            gone = dict(axes_of(gone))
+            value = total(self.walk.terms, value, gone, gone)
+            added.append(gathered(value, dim, axes_of(kept)) if each or rounds > 1 else value)
         added, dims = together(added)
         return linear(self.walk.terms, [(1, value) for value in added], dims)
 
@@ -407,14 +383,14 @@ class Ticks(Followed):
         """
         if not ids.any():
             return self._zero(shape)
-        where = self._where(ids)
+        where = where_from(self.pieces, ids)
         source, axis = where.source, self.axis
         if isinstance(source.owner, Value):
-            if share or not _in_place(where, shape, 1) or where.tick.max() >= 0:
+            if share or not in_place(where, shape, 1) or where.tick.max() >= 0:
                 return None
             return self._on(source.owner, int(where.device.flat[0]))
         last = 0 if self._reverse else len(self._ticks) - 1
-        dim, device, tick, index = _along(where, shape, 1)
+        dim, device, tick, index = along(where, shape, 1)
         if source.owner is not self or source.number not in self._carried:
             return None
         cells = zip(device.flat, tick.flat, strict=True)
@@ -426,79 +402,9 @@ class Ticks(Followed):
             return None
         if right.size != self._length * size:
             return None
-        value = gathered(self._run()[source.number[1]], dim, _axes(self.items))
+        value = gathered(self._run()[source.number[1]], dim, axes_of(self.items))
         return given_out(value, dim, [(axis, len(self.devices))]) if share else value
-
-
-def _axes(parts: Parts) -> Axes:
-    return [(label, size) for size, label in parts if label is not None]
-
-
-def _parts(count: int, devices: int) -> Parts:
-    """A dim of items: a part for the devices that may share them, and others of prime sizes."""
-    shared = count % devices == 0 and devices > 1
-    found, rest = ([devices], count // devices) if shared else ([], count)
-    for prime in range(2, rest + 1):
-        while rest % prime == 0:
-            found.append(prime)
-            rest //= prime
-    return tuple(Part(size, fresh()) for size in found)
 
 
 def _ids(x: Held) -> Iterable[int]:
     return np.unique(x.ids) if isinstance(x, Moved) else ()
-
-
-def _same(index: np.ndarray, n: int, dim: int) -> bool:
-    """Whether elements along a dim have the index there that they had."""
-    right = np.arange(n).reshape([-1 if d == dim else 1 for d in range(index.ndim)])
-    return bool((index < 0).all()) or (index.shape[dim] == n and bool((index == right).all()))
-
-
-def _in_place(where: Where, shape: tuple[int, ...], lead: int) -> bool:
-    """Whether pieces are whole arrays, as they were.
-
-    Args:
-      lead: how many dims there are before those of the array.
-    """
-    each = range(len(shape))
-    alike = all(
-        (
-            x == x.reshape(*x.shape[:lead], -1)[..., :1].reshape(*x.shape[:lead], *[1] * len(shape))
-        ).all()
-        for x in (where.device, where.tick)
-    )
-    same = all(_same(where.index[..., d], shape[d], lead + d) for d in each)
-    return alike and same and where.source.shape == shape
-
-
-def _along(
-    where: Where, shape: tuple[int, ...], lead: int
-) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
-    """The one dim along which pieces are parts of other arrays in a row.
-
-    Returns:
-      The dim; and for each of its elements the device, the tick, and the index.
-    """
-    source, ranks = where.source.shape, range(len(shape))
-    moved = [
-        d
-        for d in ranks
-        if source[d] != shape[d] or not _same(where.index[..., d], shape[d], lead + d)
-    ]
-    if len(moved) > 1 or not shape:
-        raise NotProved("elements have moved along several dims")
-    dim = moved[0] if moved else 0
-    found = []
-    for x in (where.device, where.tick, where.index[..., dim]):
-        x = np.moveaxis(x, lead + dim, lead)
-        x = x.reshape(*x.shape[: lead + 1], -1)
-        if (x != x[..., :1]).any():
-            raise NotProved("elements have moved along several dims")
-        x = np.maximum(x[..., 0], 0)
-        if x.shape[lead] not in (1, shape[dim]):
-            raise NotProved("elements have moved along several dims")
-        found.append(np.broadcast_to(x, (*x.shape[:lead], shape[dim])))
-    if where.index.shape[lead + dim] == 1 < shape[dim]:
-        found[2] = found[2] + np.arange(shape[dim])
-    return dim, *found
