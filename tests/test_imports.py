@@ -32,7 +32,7 @@ ROOMS = (
     *("user_code", "parameters", "checked", "hosts", "splits", "program"),
     *("lowering", "ops", "stages", "family", "meshdsl", "layers", "models"),
     *("machine", "calibration", "predict", "proof", "plain_jax", "layout_search"),
-    *("tools", "train", "rehearsal"),
+    *("tools", "train", "rehearsal", "submit"),
     *("commands", "cli", "testing"),
 )
 # What a room may not import although it is below. Estimates and reports are made from a record,

@@ -13,11 +13,12 @@ from meshdsl_cli.commands.analysing import (
     SEARCH,
     VERIFY,
 )
-from meshdsl_cli.commands.measuring import CALIBRATE
+from meshdsl_cli.commands.measuring import CALIBRATE, DOCTOR
 from meshdsl_cli.commands.running import EVALUATE, GENERATE, LAUNCH, TRAIN
 from meshdsl_cli.commands.stored import CHECKPOINT, EXPORT, IMPORT, PLOT, TOKENIZER, TOP
+from meshdsl_cli.commands.submitting import SUBMIT
 
 COMMANDS = (
-    *(TRAIN, GENERATE, EVALUATE, LAUNCH, CHECKPOINT, IMPORT, EXPORT, TOKENIZER, PLOT, TOP),
-    *(EXPLAIN, COMPILE, COMPARE, SEARCH, VERIFY, REHEARSE, CALIBRATE, LAYOUTS, MODELS),
+    *(TRAIN, GENERATE, EVALUATE, LAUNCH, SUBMIT, CHECKPOINT, IMPORT, EXPORT, TOKENIZER, PLOT, TOP),
+    *(EXPLAIN, COMPILE, COMPARE, SEARCH, VERIFY, REHEARSE, CALIBRATE, DOCTOR, LAYOUTS, MODELS),
 )

@@ -1,4 +1,4 @@
-"""The command that measures the machine that it runs on."""
+"""The commands that look at the machine that they run on."""
 
 from pathlib import Path
 
@@ -31,4 +31,13 @@ CALIBRATE = Command(
         ),
         SEVERAL_PROCESSES,
     ),
+)
+
+
+DOCTOR = Command(
+    "doctor",
+    help="what is installed here, which devices there are, and what is wrong with it",
+    function="meshdsl.commands.doctor:examine",
+    epilog="As a job of several processes, `srun meshdsl doctor` say, it also says whether they "
+    "meet, and have the same versions. The exit code is 1 where something is wrong.",
 )
