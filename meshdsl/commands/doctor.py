@@ -55,11 +55,8 @@ def examine(arguments: argparse.Namespace) -> int:
 def _packages() -> Iterator[Finding]:
     """The versions of what computes, and whether they fit each other."""
     found = versions()
-    least = dict(
-        match.groups()
-        for text in _requirements()
-        if (match := re.match(r"([\w-]+)>=([\d.]+)$", text))
-    )
+    asked = (re.match(r"([\w-]+)>=([\d.]+)$", text) for text in _requirements())
+    least = {match[1]: match[2] for match in asked if match}
     for name, here in found.items():
         wrong = ""
         if name in least and _numbers(here) < _numbers(least[name]):

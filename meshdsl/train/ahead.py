@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -21,6 +21,8 @@ from meshdsl.predict.compiler.out_of_memory import parse_oom
 from meshdsl.train.auto_settings import settings_that_save_memory
 from meshdsl.train.job import Job
 from meshdsl.train.step import State
+
+T = TypeVar("T")
 
 
 class Ahead:
@@ -34,11 +36,7 @@ class Ahead:
     def begin(self, job: Job) -> None:
         """Begin to compile the step of a job. All processes call this, in the same order."""
         _ = job.lowered  # traced here, because threads would trace by turns
-        compile_it = partial(_compiled, job)
-        if job.config.compile_cache and platform_of(job.mesh) == "cpu":
-            # Processes on CPUs often share cores, which one of them can use for all.
-            compile_it = hosts.after_first(compile_it)
-        self._steps[job] = self._pool.submit(compile_it)
+        self._steps[job] = self._pool.submit(in_turn(job, partial(_compiled, job)))
 
     def begin_phase(self, old: Job, new: Job, failed: Callable[[Exception], Any]) -> None:
         """Begin to compile what a run needs that goes over from one job to another.
@@ -79,6 +77,16 @@ class Ahead:
     def close(self) -> None:
         """Wait for what is being compiled, because a program that ends meanwhile may crash."""
         self._pool.shutdown(cancel_futures=True)
+
+
+def in_turn(job: Job, compile_it: Callable[[], T]) -> Callable[[], T]:
+    """What compiles a program of a job, so that others find in the cache what process 0 compiled.
+
+    All processes call this, in the same order. It makes a difference on CPUs: processes often share
+    their cores there, which one of them can use for all.
+    """
+    alike = job.config.compile_cache and platform_of(job.mesh) == "cpu"
+    return hosts.after_first(compile_it) if alike else compile_it
 
 
 def _compiled(job: Job) -> tuple[Callable, float]:

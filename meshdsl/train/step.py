@@ -171,6 +171,7 @@ class TrainStep:
         self.compiler_options = (
             default_options(mesh) if compiler_options is None else dict(compiler_options)
         )
+        self._make = jax.jit(self._first_state, out_shardings=self.shardings)
         self._step = jax.jit(
             self._one_step,
             donate_argnums=0,
@@ -201,7 +202,11 @@ class TrainStep:
 
     def init(self, key) -> State:
         """The first state. Each device makes its part, and the values are those of any layout."""
-        return jax.jit(self._first_state, out_shardings=self.shardings)(key)
+        return self._make(key)
+
+    def lower_init(self, key) -> jax.stages.Lowered:
+        """What makes the first state, ready to be compiled ahead of time."""
+        return self._make.lower(key)
 
     def __call__(
         self, state: State, batch: dict[str, Tensor]

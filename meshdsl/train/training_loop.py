@@ -20,7 +20,7 @@ from meshdsl.hosts.signals import EXIT_CODES
 from meshdsl.machine import chip_of
 from meshdsl.program.program import Program
 from meshdsl.train.adapters import merged
-from meshdsl.train.ahead import Ahead
+from meshdsl.train.ahead import Ahead, in_turn
 from meshdsl.train.certified import certified
 from meshdsl.train.checkpoints import Checkpoints, warm_start
 from meshdsl.train.data import task_of
@@ -178,7 +178,8 @@ class TrainingLoop:
     def first_state(self) -> State:
         """The state before any step: drawn from the seed, or with parameters of a warm start."""
         config = self.job.config
-        state = self.job.step.init(jax.random.key(config.seed))
+        key = jax.random.key(config.seed)
+        state = in_turn(self.job, self.job.step.lower_init(key).compile)()(key)
         if config.warm_start:
             params, report = warm_start(Path(config.warm_start), state.params)
             self.console.print("\n".join([report, *other_settings(config)]))
