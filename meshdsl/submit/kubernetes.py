@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
+import yaml  # which flax needs, so it is here
 
 from meshdsl.errors import MeshDSLError
 from meshdsl.machine import Target
