@@ -18,6 +18,7 @@ from meshdsl.train import auto_settings
 from meshdsl.train.auto_settings import choose, choose_here, open_settings
 from meshdsl.train.config import Config, memory_bytes
 from meshdsl.train.folder import RunFolder
+from meshdsl.train.job import Job
 from meshdsl.train.settings import override
 from meshdsl_cli import main
 from tests.train.common import TINY
@@ -280,7 +281,7 @@ def test_a_step_that_the_compiler_finds_too_large_is_one_error(capsys, monkeypat
     def refuse(*_):
         raise RuntimeError("required for HLO temporaries (20.00G) exceeds available HBM (15.75G)")
 
-    monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
+    monkeypatch.setattr(Job, "lowered", SimpleNamespace(compile=refuse))
     words = ["--out", str(tmp_path / "run"), "--data", text, "--layout", "fsdp"]
     assert main(["train", *words, *TINY, "model.remat=dots", "--steps", "2"]) == 2
     said = " ".join(capsys.readouterr().err.split())
