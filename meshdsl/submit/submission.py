@@ -42,9 +42,9 @@ class Submission:
 
     @property
     def name(self) -> str:
-        """A name for the job, by the folder of the run: `run-a`."""
-        name = re.sub(r"[^a-z0-9]+", "-", Path(self.out).name.lower()).strip("-")
-        return name[:40].strip("-") or "run"
+        """A name for the job, by the folder of the run: `run-a`. It begins with a letter."""
+        name = re.sub(r"[^a-z0-9]+", "-", Path(self.out).name.lower())[:40].strip("-")
+        return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
 
     def command(self, host: str = "", *more: str, out: str = "") -> str:
         """What each machine runs, as a shell reads it.

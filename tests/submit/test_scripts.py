@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from meshdsl.train.config import Config
 from meshdsl.train.settings import read
 from meshdsl_cli import main
 
-JOBSET = json.loads((Path(__file__).parent / "data/jobset.json").read_text())
+ROOT = Path(__file__).parents[2]
+JOBSET = json.loads((ROOT / "tests/submit/data/jobset.json").read_text())
 K8S = ["--out", "/shared/runs/A_b", "--image", "img:1", "--volume", "claim:/shared", "--dry-run"]
 
 
@@ -100,6 +102,21 @@ def test_a_batch_script_goes_back_into_the_queue_until_the_run_is_done(
     options = [line[8:] for line in script.splitlines() if line.startswith("#SBATCH")]
     assert options[0] == "--job-name=r-u-n" and options[-1] == "--partition=gpu"
     assert "--time=24:00:00" in options and "--signal=TERM@300" in options
+
+
+def test_the_page_has_the_script_that_is_made():
+    job = Submission(
+        ("/home/me/.venv/bin/meshdsl",), "/home/me/my.toml", (), "/home/me/runs/a", 100000, 4, 8
+    )
+    script = slurm_script(job, "24:00:00", ["--partition=gpu"])
+    assert f"\n```\n{script}```\n" in (ROOT / "docs/launch.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("Run_A", "run-a"), ("7b", "run-7b"), ("_", "run"), ("x" * 50, "x" * 40)]
+)
+def test_a_job_has_a_name_that_clusters_take(tmp_path, folder, name):
+    assert replace(job(tmp_path), out=f"{tmp_path}/{folder}").name == name
 
 
 def test_an_array_has_a_run_for_each_value(tmp_path):

@@ -170,8 +170,7 @@ def test_where_a_host_is_lost_a_run_goes_on_from_the_memory_of_the_others(tmp_pa
         fleet.comes_to(before + 4)
         assert saved_steps(out / "checkpoints") == []
         resumed = [int(step) for step in re.findall(r"resumed after step (\d+)", fleet.text)]
-        # The one that was being sent may not be whole.
-        assert len(resumed) == 1 and resumed[0] % 3 == 0 and resumed[0] >= before - 6, fleet.text
+        assert len(resumed) == 1 and resumed[0] >= before - 3, fleet.text  # as `memory_every` says
         assert f"goes on from the copy of step {resumed[0]} in memory" in fleet.text
         assert set(fleet.wait().values()) == {0}, fleet.text
     found = losses(out)

@@ -43,6 +43,25 @@ def started(tmp_path, host, course="1-a", report=print, every=10):
     return opened(tmp_path, report, copies=Copies(shared, record, every, report))
 
 
+@pytest.mark.parametrize("every", [2, 3, 20])
+def test_two_copies_are_begun_in_the_steps_that_may_be_trained_again(tmp_path, host, every):
+    """One is whole when the next is begun, so the one that counts is as old as two of them."""
+    copies = started(tmp_path, host, every=every)
+    due = [step for step in range(1, 100) if copies.copy_due(step)]
+    copies.close()
+    assert all(two - one <= every for one, two in zip(due, due[2:], strict=False))
+
+
+def test_where_one_step_may_be_trained_again_steps_wait_until_a_copy_is_whole(tmp_path, host):
+    copies = started(tmp_path, host, every=1)
+    assert copies.check(make_state(FSDP)) is None
+    for step in (1, 2):
+        assert copies.copy_due(step)
+        copies.copy(step, make_state(FSDP, seed=step), {"next_index": step})
+        assert host.keeper.newest == step
+    copies.close()
+
+
 def test_a_run_goes_on_from_a_copy_under_another_layout_and_reads_no_checkpoint(tmp_path, host):
     first = started(tmp_path, host)
     assert first.check(make_state(FSDP)) is None
